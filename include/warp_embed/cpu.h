@@ -1,0 +1,12 @@
+/* What this processor and its operating system can run. */
+#ifndef WARP_EMBED_CPU_H
+#define WARP_EMBED_CPU_H
+
+enum {
+    WE_CPU_AVX2 = 1u << 0    /* AVX2, FMA and F16C, and the system saves the YMM registers (XGETBV) */
+};
+
+/* Feature bits, read from the processor once and the same for the life of the process. */
+unsigned we_cpu_features(void);
+
+#endif

@@ -1,0 +1,24 @@
+/* Compile one file's functions for an instruction set, whatever the compiler's flags.
+ * Every #include comes before WE_TARGET_PUSH. */
+#ifndef WARP_EMBED_TARGET_H
+#define WARP_EMBED_TARGET_H
+
+#if defined(__x86_64__) || defined(_M_X64)
+#define WE_X86 1
+#elif defined(__aarch64__) || defined(_M_ARM64)
+#define WE_ARM64 1
+#endif
+
+#define WE_PRAGMA(x) _Pragma(#x)
+#if defined(__clang__)
+#define WE_TARGET_PUSH(isa) WE_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
+#define WE_TARGET_POP WE_PRAGMA(clang attribute pop)
+#elif defined(__GNUC__)
+#define WE_TARGET_PUSH(isa) WE_PRAGMA(GCC push_options) WE_PRAGMA(GCC target(isa))
+#define WE_TARGET_POP WE_PRAGMA(GCC pop_options)
+#else /* MSVC: intrinsics need no switch */
+#define WE_TARGET_PUSH(isa)
+#define WE_TARGET_POP
+#endif
+
+#endif
