@@ -97,7 +97,7 @@ cdef extern from "warp_embed/kernels.h" nogil:
         float scale
         we_kv kv
 
-    size_t we_mla_work(size_t r, size_t rope)
+    size_t we_mla_work(size_t r, size_t rope, size_t n, size_t heads_in_range)
     size_t we_latent_bytes(size_t r, size_t rope, we_kv kv)
 
     ctypedef struct we_router:

@@ -85,14 +85,18 @@ typedef struct we_mla_args {
     const float  *q;                /* [n][heads][r + rope]: absorbed query, then q_rope; not scaled   */
     const void *const *blocks;      /* block b holds positions [64 b, 64 b + 64), as we_latent_bytes says */
     float        *o;                /* [n][heads][r]: sum of alpha c                                   */
-    float        *work;             /* we_mla_work(r, rope) floats, this thread's own                  */
+    float        *work;             /* we_mla_work(..., n, head_end - head_begin) floats, this thread's   */
     size_t        n, position;      /* token t is at position + t and sees positions 0 .. position + t */
     size_t        heads, head_begin, head_end, r, rope;
     float         scale;            /* (nope + rope)^-0.5                                              */
     we_kv         kv;
 } we_mla_args;
 
-static inline size_t we_mla_work(size_t r, size_t rope) { return WE_LATENT_TILE * (r + rope + 1); }
+/* A decoded tile, the scores of eight queries, and the running maximum and sum of every (token, head). */
+static inline size_t we_mla_work(size_t r, size_t rope, size_t n, size_t heads_in_range)
+{
+    return WE_LATENT_TILE * (r + rope + 8) + 2 * n * heads_in_range;
+}
 
 /* Bytes of one position's latent: f32 or f16 [r + rope], or int8 [r], int8 [rope], then f16 scales, one per 64
  * elements of each part (the last group of a part may be short). A block is WE_LATENT_TILE of them, one after another. */
