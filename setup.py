@@ -6,13 +6,16 @@ WARP_EMBED_SANITIZE=address,undefined (or thread) compiles with sanitizers.
 import os
 import sys
 from glob import glob
+from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 DEBUG = os.environ.get("WARP_EMBED_DEBUG") == "1"
 SANITIZE = os.environ.get("WARP_EMBED_SANITIZE", "")
+CORES = os.cpu_count() or 1
 
 DIRECTIVES = {
     "language_level": 3,
@@ -33,39 +36,66 @@ else:
         CFLAGS += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g"]
         LDFLAGS += [f"-fsanitize={SANITIZE}"]
 
-PLATFORM = ["warp_embed/csrc/platform_posix.c", "warp_embed/csrc/platform_win32.c"]
+HINT = ("warp_embed's extensions could not be built. They need a C compiler and Python's headers: on Debian or Ubuntu "
+        "'apt install gcc python3-dev', on macOS 'xcode-select --install', on Windows the Build Tools for Visual Studio.")
 
 
 class BuildExt(build_ext):
-    """build_ext that says what to install when the compiler is missing."""
+    """build_ext on all cores, which says what to install when it fails."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or CORES
 
     def run(self):
         try:
             super().run()
         except Exception as error:
-            hint = ("warp_embed needs a C compiler and Python's headers: on Debian or Ubuntu "
-                    "'apt install gcc python3-dev', on macOS 'xcode-select --install', "
-                    "on Windows the Build Tools for Visual Studio.")
-            raise SystemExit(f"{error}\n\n{hint}") from error
+            raise SystemExit(f"{error}\n\n{HINT}") from error
+
+
+class BuildPy(build_py):
+    """build_py that puts the C headers into the package: get_include() must find them without a checkout."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            target = str(Path(self.build_lib, "warp_embed", "include"))
+            self.copy_tree("include", target)
+
+
+def switches():
+    """A file that is rewritten when the switches change, so that everything is compiled again."""
+    path = Path("build", "switches")
+    text = f"debug={DEBUG} sanitize={SANITIZE}\n"
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return str(path)
 
 
 def extension(name, *sources):
-    path = name.replace(".", "/")
-    return Extension(name, [f"{path}.pyx", *sources], include_dirs=["include"],
-                     depends=glob("include/**/*.h", recursive=True) + glob("warp_embed/**/*.pxd", recursive=True),
+    depends = ["setup.py", switches(), *glob("include/**/*.h", recursive=True),
+               *glob("warp_embed/**/*.pxd", recursive=True), *glob("warp_embed/csrc/**/*.h", recursive=True)]
+    return Extension(name, [name.replace(".", "/") + ".pyx", *sources], include_dirs=["include"], depends=depends,
                      extra_compile_args=CFLAGS, extra_link_args=LDFLAGS)
 
 
-EXTENSIONS = [
-    extension("warp_embed._kernels", *sorted(glob("warp_embed/csrc/kernels/*.c")),
-              "warp_embed/csrc/cpu.c", "warp_embed/csrc/pool.c"),
-    extension("warp_embed._store", "warp_embed/csrc/record.c", "warp_embed/csrc/cache.c", *PLATFORM),
-    extension("warp_embed.engine.attention"),
-    extension("warp_embed.engine.experts"),
-    extension("warp_embed.engine.forward"),
-]
+def extensions():
+    platform = ["warp_embed/csrc/platform_posix.c", "warp_embed/csrc/platform_win32.c"]
+    return [
+        extension("warp_embed._kernels", *sorted(glob("warp_embed/csrc/kernels/*.c")),
+                  "warp_embed/csrc/cpu.c", "warp_embed/csrc/pool.c"),
+        extension("warp_embed._store", "warp_embed/csrc/record.c", "warp_embed/csrc/cache.c", *platform),
+        extension("warp_embed.engine.attention"),
+        extension("warp_embed.engine.experts"),
+        extension("warp_embed.engine.forward"),
+    ]
 
-setup(
-    cmdclass={"build_ext": BuildExt},
-    ext_modules=cythonize(EXTENSIONS, compiler_directives=DIRECTIVES, nthreads=os.cpu_count() or 1),
-)
+
+if __name__ == "__main__":      # cythonize may start processes that import this file
+    setup(
+        cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
+        ext_modules=cythonize(extensions(), compiler_directives=DIRECTIVES, nthreads=CORES,
+                              build_dir="build/cython-debug" if DEBUG else "build/cython"),
+    )
