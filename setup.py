@@ -36,8 +36,10 @@ else:
         CFLAGS += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g"]
         LDFLAGS += [f"-fsanitize={SANITIZE}"]
 
-HINT = ("warp_embed's extensions could not be built. They need a C compiler and Python's headers: on Debian or Ubuntu "
-        "'apt install gcc python3-dev', on macOS 'xcode-select --install', on Windows the Build Tools for Visual Studio.")
+HINT = """warp_embed's extensions could not be built. They need a C compiler and Python's headers:
+    Debian, Ubuntu  apt install gcc python3-dev
+    macOS           xcode-select --install
+    Windows         the Build Tools for Visual Studio, with the C++ workload"""
 
 
 class BuildExt(build_ext):
