@@ -1,0 +1,161 @@
+"""KDA and MLA, as in Kimi Linear (arXiv 2510.26692); the formulas are beside the kernels in kernels.h."""
+from warp_embed._kernels cimport we_acts, we_kda_args, we_kernels, we_integer_group, we_latent_bytes, we_mla_args
+from warp_embed._kernels cimport WE_LATENT_TILE
+from warp_embed.engine.linear cimport add_product, for_each, product, run_products, set_acts
+from warp_embed.engine.structs cimport Config, KdaWeights, LayerState, LayerWeights, MlaWeights, Pass, Scratch
+
+cdef float LATENT_EPS = 1e-6        # of kv_a_layernorm; not rms_norm_eps
+
+
+cdef struct KdaArgs:
+    Pass *p
+    const KdaWeights *w
+    LayerState *state
+
+
+cdef void kda_heads(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
+    """Heads [begin, end) from projections to gated outputs, for all tokens of the pass."""
+    cdef KdaArgs *a = <KdaArgs *>arg
+    cdef Pass *p = a.p
+    cdef const KdaWeights *w = a.w
+    cdef Scratch *s = p.s
+    cdef const we_kernels *K = p.linear.K
+    cdef size_t D = p.c.D, C = p.c.C, t, h, part
+    cdef float q_scale = <float>(<double>D ** -0.5)
+    cdef float *decay
+    cdef we_kda_args kda
+    for h in range(begin, end):
+        for part in range(3):               # q, k, v
+            K.short_conv(s.conv[part], C, a.state.tail[1 - p.parity] + part * C, s.qkv + part * C, 3 * C,
+                         a.state.tail[p.parity] + part * C, 3 * C, w.taps + part * C, 3 * C, p.c.K, p.n,
+                         h * D, (h + 1) * D)
+        for t in range(p.n):
+            K.l2_norm(s.conv[0] + t * C + h * D, q_scale, D)
+            K.l2_norm(s.conv[1] + t * C + h * D, 1.0, D)
+            decay = s.decay + t * C + h * D
+            if p.c.decay_lower < 0:
+                K.decay_bounded(decay, decay, w.dt_bias + h * D, w.rate[h], p.c.decay_lower, D)
+            else:
+                K.decay_softplus(decay, decay, w.dt_bias + h * D, w.rate[h], D)
+        kda.S_in = a.state.S[p.parity] + h * D * D
+        kda.S_out = a.state.S[1 - p.parity] + h * D * D
+        kda.q = s.conv[0] + h * D
+        kda.k = s.conv[1] + h * D
+        kda.v = s.conv[2] + h * D
+        kda.decay = s.decay + h * D
+        kda.beta = s.beta + h
+        kda.o = s.o + h * D
+        kda.n, kda.dk, kda.dv = p.n, D, D
+        kda.qk_stride, kda.v_stride, kda.beta_stride = C, C, p.c.H
+        K.kda(&kda)
+        for t in range(p.n):
+            K.rms_norm_gated(s.o + t * C + h * D, s.o + t * C + h * D, w.o_norm, s.gate + t * C + h * D, p.c.eps, D)
+
+
+cdef void kda_layer(Pass *p, const LayerWeights *weights, LayerState *state) noexcept nogil:
+    cdef const KdaWeights *w = &weights.kda
+    cdef Scratch *s = p.s
+    cdef size_t C = p.c.C, D = p.c.D
+    cdef KdaArgs args
+    set_acts(&s.in_acts, s.h, p.c.hidden)
+    add_product(&p.linear, w.q_proj, &s.in_acts, p.n, s.qkv, 3 * C)
+    add_product(&p.linear, w.k_proj, &s.in_acts, p.n, s.qkv + C, 3 * C)
+    add_product(&p.linear, w.v_proj, &s.in_acts, p.n, s.qkv + 2 * C, 3 * C)
+    add_product(&p.linear, w.f_a, &s.in_acts, p.n, s.low_f, D)
+    add_product(&p.linear, w.g_a, &s.in_acts, p.n, s.low_g, D)
+    add_product(&p.linear, w.b_proj, &s.in_acts, p.n, s.beta, p.c.H)
+    run_products(&p.linear)
+    set_acts(&s.f_acts, s.low_f, D)
+    set_acts(&s.g_acts, s.low_g, D)
+    add_product(&p.linear, w.f_b, &s.f_acts, p.n, s.decay, C)
+    add_product(&p.linear, w.g_b, &s.g_acts, p.n, s.gate, C)
+    run_products(&p.linear)
+    p.linear.K.sigmoid(s.beta, s.beta, p.n * p.c.H)
+    args.p, args.w, args.state = p, w, state
+    for_each(&p.linear, kda_heads, &args, p.c.H, p.n * C * D)
+    set_acts(&s.o_acts, s.o, C)
+    product(&p.linear, w.o_proj, &s.o_acts, p.n, s.y, p.c.hidden)
+
+
+cdef struct MlaArgs:
+    Pass *p
+    const MlaWeights *w
+    LayerState *state
+
+
+cdef void mla_heads(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
+    """Heads [begin, end) from queries to values: absorb W^K, attend over the latents, apply W^V."""
+    cdef MlaArgs *a = <MlaArgs *>arg
+    cdef Pass *p = a.p
+    cdef Scratch *s = p.s
+    cdef const Config *c = p.c
+    cdef const we_kernels *K = p.linear.K
+    cdef size_t q_stride = c.nh * (c.nope + c.rope), row = c.r + c.rope, t, h, key_row
+    cdef float *work = s.work + worker * s.work_stride
+    cdef we_mla_args mla
+    cdef we_acts acts
+    for h in range(begin, end):
+        key_row = h * (c.nope + c.v)
+        K.matmul_t(a.w.kv_b, key_row, key_row + c.nope, s.q + h * (c.nope + c.rope), q_stride, p.n,
+                   s.absorbed + h * row, c.nh * row, work)
+        for t in range(p.n):
+            copy_floats(s.absorbed + (t * c.nh + h) * row + c.r,
+                        s.q + t * q_stride + h * (c.nope + c.rope) + c.nope, c.rope)
+    mla.q, mla.blocks, mla.o, mla.work = s.absorbed, <const void **>a.state.blocks, s.attended, work
+    mla.n, mla.position = p.n, p.position
+    mla.heads, mla.head_begin, mla.head_end, mla.r, mla.rope = c.nh, begin, end, c.r, c.rope
+    mla.scale, mla.kv = c.mla_scale, c.kv
+    K.mla(&mla)
+    for h in range(begin, end):
+        key_row = h * (c.nope + c.v)
+        head_acts(&acts, s, c, h, we_integer_group(a.w.kv_b))
+        if acts.group != 0:
+            K.quantize(&acts, 0, p.n, c.r)
+        K.matmul(a.w.kv_b, key_row + c.nope, key_row + c.nope + c.v, &acts, p.n, s.o + h * c.v, c.nh * c.v)
+
+
+cdef inline void copy_floats(float *y, const float *x, size_t n) noexcept nogil:
+    cdef size_t i
+    for i in range(n):
+        y[i] = x[i]
+
+
+cdef inline void head_acts(we_acts *acts, const Scratch *s, const Config *c, size_t h, unsigned group) noexcept nogil:
+    """The slice of attended that belongs to head h."""
+    cdef size_t integers = s.head_acts.q_stride // c.nh, scales = s.head_acts.scale_stride // c.nh
+    acts[0] = s.head_acts
+    acts.x = s.attended + h * c.r
+    acts.x_stride = c.nh * c.r
+    acts.q += h * integers
+    acts.q_halves += h * integers
+    acts.scale += h * scales
+    acts.bias += h * scales
+    acts.group = group
+
+
+cdef void store_latents(Pass *p, const MlaWeights *w, LayerState *state) noexcept nogil:
+    """Norm the latent of every token and write it, with the rope key, at its position."""
+    cdef const Config *c = p.c
+    cdef float *kv
+    cdef size_t t, position, latent = we_latent_bytes(c.r, c.rope, c.kv)
+    for t in range(p.n):
+        kv = p.s.kv + t * (c.r + c.rope)
+        position = p.position + t
+        p.linear.K.rms_norm(kv, kv, w.kv_a_norm, LATENT_EPS, c.r)
+        p.linear.K.latent_store(<char *>state.blocks[position // WE_LATENT_TILE] + position % WE_LATENT_TILE * latent,
+                                kv, kv + c.r, c.r, c.rope, c.kv)
+
+
+cdef void mla_layer(Pass *p, const LayerWeights *weights, LayerState *state) noexcept nogil:
+    cdef const MlaWeights *w = &weights.mla
+    cdef Scratch *s = p.s
+    cdef MlaArgs args
+    set_acts(&s.in_acts, s.h, p.c.hidden)
+    add_product(&p.linear, w.q_proj, &s.in_acts, p.n, s.q, p.c.nh * (p.c.nope + p.c.rope))
+    add_product(&p.linear, w.kv_a, &s.in_acts, p.n, s.kv, p.c.r + p.c.rope)
+    run_products(&p.linear)
+    store_latents(p, w, state)
+    args.p, args.w, args.state = p, w, state
+    for_each(&p.linear, mla_heads, &args, p.c.nh, p.n * p.c.nh * p.c.r * (p.c.nope + p.c.v + p.position))
+    set_acts(&s.o_acts, s.o, p.c.nh * p.c.v)
+    product(&p.linear, w.o_proj, &s.o_acts, p.n, s.y, p.c.hidden)

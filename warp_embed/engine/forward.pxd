@@ -1,0 +1,30 @@
+"""The model as the engine holds it, and one conversation's state."""
+from warp_embed._kernels cimport we_pool
+from warp_embed._store cimport ExpertStore, Pages, Trunk
+from warp_embed.engine.structs cimport Config, LayerState, Linear, Scratch, Weights
+
+
+cdef class Engine:
+    cdef Config c
+    cdef Weights w
+    cdef Scratch s
+    cdef Linear linear                  # jobs live in the scratch arena
+    cdef we_pool *pool
+    cdef readonly Trunk trunk
+    cdef readonly ExpertStore store     # None without experts
+    cdef Pages arena                    # scratch, and what is derived from the weights
+    cdef object interrupt               # what a signal handler raised inside a pass
+
+
+cdef class State:
+    cdef readonly Engine engine
+    cdef LayerState *layers
+    cdef Pages arena                    # both halves
+    cdef float *x                       # [hidden] residual stream of a token that was paused
+    cdef float *hidden[2]               # [hidden] last normed vector, by parity
+    cdef size_t half_floats
+    cdef int parity
+    cdef readonly size_t position       # tokens committed
+    cdef readonly size_t context        # most tokens it can hold
+    cdef readonly size_t paused_layer   # layer at which a token waits; 0: none waits
+    cdef volatile int cancel_flag

@@ -1,0 +1,437 @@
+"""The way of a token: embedding, layers, logits. Prefill and decode are the same pass over n tokens.
+
+A pass is a transaction: it reads one half of the state and writes the other, and only a commit makes the other half
+and the new position count. Cancel, a failed read or a number that is not finite leaves the state as it was.
+"""
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int32_t
+from libc.string cimport memcpy, memset
+
+import numpy as np
+
+from warp_embed._kernels cimport kernels, pool_api, we_fault, we_kernels, we_latent_bytes, we_matrix, we_now_s, we_status
+from warp_embed._kernels cimport WE_E_CANCELLED, WE_E_INTERRUPTED, WE_E_NUMERIC, WE_E_PAUSED, WE_LATENT_TILE, WE_OK
+from warp_embed._store cimport ExpertStore, Pages, Trunk, raise_fault, store_api
+from warp_embed.engine.attention cimport kda_layer, mla_layer
+from warp_embed.engine.experts cimport dense_layer, moe_layer
+from warp_embed.engine.layout cimport carve_scratch, carve_state, carve_weights, fill_config, free_blocks, reserve_blocks
+from warp_embed.engine.linear cimport for_each, product, set_acts
+from warp_embed.engine.structs cimport Config, LayerWeights, Pass, Scratch
+
+from warp_embed.errors import Cancelled, NumericError, SessionClosed
+
+cdef double SIGNAL_PERIOD_S = 0.02      # at most this often is the GIL taken to look for signals
+
+
+cdef struct Watch:                      # what may stop a pass between two layers
+    volatile int *cancel
+    double deadline_s                   # 0: none
+    double next_signals_s               # 0: not the main thread, never look
+    void *engine
+
+
+# ------------------------------------------------------------------- pass ----
+
+cdef void embed_tokens(Pass *p, const int32_t *ids) noexcept nogil:
+    cdef size_t t
+    for t in range(p.n):
+        p.linear.K.decode_rows(p.w.embed, ids[t], ids[t] + 1, p.x + t * p.c.hidden, p.c.hidden)
+
+
+cdef struct NormArgs:
+    Pass *p
+    const float *weight
+    bint add                            # first x += y
+
+
+cdef void norm_tokens(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
+    cdef NormArgs *a = <NormArgs *>arg
+    cdef size_t t, hidden = a.p.c.hidden
+    for t in range(begin, end):
+        if a.add:
+            a.p.linear.K.add(a.p.x + t * hidden, a.p.s.y + t * hidden, hidden)
+        a.p.linear.K.rms_norm(a.p.s.h + t * hidden, a.p.x + t * hidden, a.weight, a.p.c.eps, hidden)
+
+
+cdef void norm(Pass *p, const float *weight, bint add) noexcept nogil:
+    """h = rms(x), after x += y if a block's result is waiting in y."""
+    cdef NormArgs args
+    args.p, args.weight, args.add = p, weight, add
+    for_each(&p.linear, norm_tokens, &args, p.n, 4 * p.n * p.c.hidden)
+
+
+cdef we_status run_layer(Pass *p, State state, size_t layer) noexcept nogil:
+    """x += attention(rms(x)); x += feed_forward(rms(x))."""
+    cdef const LayerWeights *w = &p.w.layers[layer]
+    cdef we_status status = WE_OK
+    norm(p, w.input_norm, False)
+    if w.is_kda:
+        kda_layer(p, w, &state.layers[layer])
+    else:
+        mla_layer(p, w, &state.layers[layer])
+    norm(p, w.post_norm, True)
+    if w.is_moe:
+        status = moe_layer(p, w, <int>layer)
+    else:
+        dense_layer(p, &w.ffn, p.c.dense_inter)
+    if status == WE_OK:
+        p.linear.K.add(p.x, p.s.y, p.n * p.c.hidden)
+    return status
+
+
+cdef we_status unembed(Pass *p, float *hidden, float *logits, size_t rows) noexcept nogil:
+    """hidden = rms of the last token; logits of the last `rows` tokens, [rows][vocab]."""
+    cdef size_t first = p.n - (rows if rows > 0 else 1), width = p.c.hidden
+    norm(p, p.w.norm, False)
+    memcpy(hidden, p.s.h + (p.n - 1) * width, width * sizeof(float))
+    if rows == 0:
+        return WE_OK
+    set_acts(&p.s.in_acts, p.s.h + first * width, width)
+    product(&p.linear, p.w.unembed, &p.s.in_acts, rows, logits, p.c.vocab)
+    return WE_OK if is_finite(p.linear.K.log_sum_exp(logits + (rows - 1) * p.c.vocab, p.c.vocab)) else WE_E_NUMERIC
+
+
+cdef inline bint is_finite(double x) noexcept nogil:
+    return x - x == 0
+
+
+cdef we_status look_up(Watch *watch) noexcept nogil:
+    """Between two layers: has anybody asked to stop?"""
+    cdef double now
+    if watch.cancel[0]:
+        return WE_E_CANCELLED
+    if watch.deadline_s == 0 and watch.next_signals_s == 0:
+        return WE_OK
+    now = we_now_s()
+    if watch.next_signals_s != 0 and now >= watch.next_signals_s:
+        watch.next_signals_s = now + SIGNAL_PERIOD_S
+        if not signals_are_quiet(watch.engine):
+            return WE_E_INTERRUPTED
+    return WE_E_PAUSED if watch.deadline_s != 0 and now >= watch.deadline_s else WE_OK
+
+
+cdef bint signals_are_quiet(void *engine) noexcept with gil:
+    try:
+        PyErr_CheckSignals()
+        return True
+    except BaseException as error:      # KeyboardInterrupt, or whatever the program's handler raises
+        (<Engine>engine).interrupt = error
+        return False
+
+
+cdef we_status forward(Pass *p, State state, const int32_t *ids, float *logits, size_t rows, size_t *layer,
+                       Watch *watch) noexcept nogil:
+    """Layers *layer and on, then the logits. After WE_E_PAUSED, *layer is the one to go on with."""
+    cdef we_status status
+    cdef size_t started = layer[0]
+    if started == 0:
+        embed_tokens(p, ids)
+    while layer[0] < p.c.n_layers:
+        status = look_up(watch)
+        if status == WE_E_PAUSED and layer[0] == started:
+            status = WE_OK              # a budget of nothing still does one layer: every call gets further
+        if status == WE_OK:
+            status = run_layer(p, state, layer[0])
+        if status != WE_OK:
+            return status
+        layer[0] += 1
+    return unembed(p, state.hidden[1 - p.parity], logits, rows)
+
+
+# ----------------------------------------------------------------- engine ----
+
+@cython.final
+cdef class Engine:
+    """Weights, scratch, threads and expert cache of one open model. One pass at a time: callers hold the model's lock.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    trunk : Trunk
+    store : ExpertStore or None
+    prefix : str
+        In front of every tensor name.
+    context, chunk, threads : int
+        Most positions of a state, most tokens of a pass, size of the pool.
+    kv : {"f32", "f16", "q8"}
+        Storage of the MLA latents.
+
+    Raises
+    ------
+    MemoryError, FormatError (a tensor is missing or not F32 where it must be), UnsupportedModel
+    """
+
+    def __init__(self, config, Trunk trunk, ExpertStore store, str prefix, *, size_t context, size_t chunk,
+                 unsigned threads, str kv):
+        cdef we_fault fault
+        cdef size_t scratch, weights
+        memset(&fault, 0, sizeof(fault))
+        fill_config(&self.c, config, context, chunk, threads, kv)
+        self.trunk = trunk
+        self.store = store
+        scratch = carve_scratch(&self.c, &self.s, &self.linear, NULL)
+        weights = carve_weights(&self.c, &self.w, config, None, prefix, NULL)
+        self.arena = Pages(scratch + weights)
+        carve_scratch(&self.c, &self.s, &self.linear, <char *>self.arena.data)
+        carve_weights(&self.c, &self.w, config, trunk, prefix, <char *>self.arena.data + scratch)
+        fault.status = pool_api().create(&self.pool, threads)
+        if fault.status != WE_OK:
+            raise_fault(&fault, "thread pool")
+        self.linear.pool_api = pool_api()
+        self.linear.pool = self.pool
+
+    def close(self):
+        """Stop the threads; states of this engine cannot run any more. The caller holds the model's lock."""
+        if self.pool != NULL:
+            pool_api().destroy(self.pool)
+            self.pool = NULL
+
+    def forget(self):
+        """Drop the threads without joining them: in a child after fork() they do not exist."""
+        self.pool = NULL
+
+    def __dealloc__(self):
+        if self.pool != NULL:
+            pool_api().destroy(self.pool)
+
+    @property
+    def chunk(self):
+        return self.c.chunk
+
+    @property
+    def vocab(self):
+        return self.c.vocab
+
+    cdef void start(self, Pass *p) noexcept:
+        """Point a pass at this engine's parts."""
+        memset(p, 0, sizeof(Pass))
+        p.c, p.w, p.s = &self.c, &self.w, &self.s
+        p.linear = self.linear
+        p.linear.K = kernels()
+        p.fault.layer = p.fault.expert = -1
+        if self.store is not None:
+            p.store = store_api()
+            p.cache = self.store.cache
+            p.max_pins = self.store.slots
+            p.layout = &self.store.layout
+            p.books = self.store.books
+            p.book_stride = self.store.book_stride
+
+
+def scratch_bytes(config, chunk, threads):
+    """Bytes that an Engine allocates beside its trunk and cache, for ModelConfig, tokens a pass and threads."""
+    cdef Config c
+    cdef Engine unused = Engine.__new__(Engine)
+    fill_config(&c, config, 0, chunk, threads, "f32")
+    return (carve_scratch(&c, &unused.s, &unused.linear, NULL)
+            + carve_weights(&c, &unused.w, config, None, "", NULL))
+
+
+def state_bytes(config, context, kv):
+    """Bytes of one State at its last position: both halves, the latents of `context` positions, the token ids."""
+    cdef Config c
+    cdef size_t mla = config.n_layers - len(config.kda_layers), tiles
+    fill_config(&c, config, context, 1, 1, kv)
+    tiles = (c.context + WE_LATENT_TILE - 1) // WE_LATENT_TILE
+    return (carve_state(&c, config, NULL, NULL) + 8 * c.context
+            + mla * tiles * (WE_LATENT_TILE * we_latent_bytes(c.r, c.rope, c.kv) + sizeof(void *)))
+
+
+# ------------------------------------------------------------------ state ----
+
+@cython.final
+cdef class State:
+    """What a conversation is to the engine: KDA matrices, convolution tails, latents, a position.
+
+    Raises MemoryError when its arena cannot be had.
+    """
+
+    def __init__(self, Engine engine not None, config):
+        cdef Config *c = &engine.c
+        self.engine = engine
+        self.context = c.context
+        self.arena = Pages(carve_state(c, config, NULL, NULL))
+        carve_state(c, config, self, <char *>self.arena.data)
+
+    def __dealloc__(self):
+        if self.layers != NULL:
+            free_blocks(self.layers, self.engine.c.n_layers)
+
+    def cancel(self, bint yes=True):
+        """Ask the running pass to stop at the next layer (any thread), or forget that it was asked."""
+        self.cancel_flag = yes
+
+    def drop(self):
+        """Forget a paused token."""
+        self.paused_layer = 0
+
+    def advance(self, const int32_t[::1] ids, float[:, ::1] logits=None, *, bint signals=False, double budget_s=0,
+                int32_t[:, :, ::1] trace_idx=None, float[:, :, ::1] trace_weight=None,
+                const int32_t[:, :, ::1] forced_idx=None, const float[:, :, ::1] forced_weight=None):
+        """Evaluate n tokens and commit them.
+
+        Parameters
+        ----------
+        ids : int32 array, shape (n,)
+            1 <= n <= engine.chunk. A paused token is resumed with the same id.
+        logits : float32 array, shape (rows, vocab), optional
+            Receives the logits of the last `rows` tokens.
+        signals : bool
+            Look for Python signals between layers (main thread only).
+        budget_s : float
+            0: no limit; otherwise pause between layers once so many seconds have passed (n = 1).
+        trace_idx, trace_weight : arrays, shape (MoE layers, n, top_k), optional
+            Receive what was routed; forced_idx and forced_weight are obeyed instead of the router.
+
+        Returns
+        -------
+        bool
+            True: committed. False: paused; call again.
+
+        Raises
+        ------
+        ValueError      an id, n or a shape is out of range.
+        Cancelled, NumericError, RecordError, OSError, MemoryError, or what a signal handler raised
+            The state is as before the call.
+        """
+        cdef Engine e = self.engine
+        cdef Pass p
+        cdef Watch watch
+        cdef we_status status
+        cdef size_t layer = self.paused_layer, n = ids.shape[0], rows = 0 if logits is None else logits.shape[0]
+        cdef float *out = &logits[0, 0] if rows > 0 else NULL
+        if e.pool == NULL:
+            raise SessionClosed("the model was closed; open it again")
+        self.check(ids, logits, budget_s)
+        reserve_blocks(&e.c, &e.w, self.layers, self.position + n)
+        e.start(&p)
+        p.n, p.position, p.parity = n, self.position, self.parity
+        p.x = self.x if n == 1 else e.s.x
+        if trace_idx is not None:
+            p.trace_idx, p.trace_weight = &trace_idx[0, 0, 0], &trace_weight[0, 0, 0]
+        if forced_idx is not None:
+            p.forced_idx, p.forced_weight = &forced_idx[0, 0, 0], &forced_weight[0, 0, 0]
+        watch.cancel = &self.cancel_flag
+        watch.deadline_s = we_now_s() + budget_s if budget_s > 0 else 0
+        watch.next_signals_s = we_now_s() + SIGNAL_PERIOD_S if signals else 0
+        watch.engine = <void *>e
+        with nogil:
+            status = forward(&p, self, &ids[0], out, rows, &layer, &watch)
+        self.paused_layer = layer if status == WE_E_PAUSED else 0
+        if status == WE_OK:
+            self.position += n
+            self.parity = 1 - self.parity
+            return True
+        if status == WE_E_PAUSED:
+            return False
+        self.fail(&p, status)
+
+    cdef int check(self, const int32_t[::1] ids, float[:, ::1] logits, double budget_s) except -1:
+        cdef Engine e = self.engine
+        cdef size_t n = ids.shape[0], i
+        if not 1 <= n <= e.c.chunk:
+            raise ValueError(f"{n} tokens in one pass; 1 to {e.c.chunk} are possible")
+        if self.position + n > self.context:
+            raise ValueError(f"position {self.position} + {n} tokens is beyond the context of {self.context}")
+        for i in range(n):
+            if not 0 <= ids[i] < <int32_t>e.c.vocab:
+                raise ValueError(f"token id {ids[i]} is outside the vocabulary of {e.c.vocab}")
+        if logits is not None and (<size_t>logits.shape[0] > n or <size_t>logits.shape[1] != e.c.vocab):
+            raise ValueError(f"logits must be (at most {n}, {e.c.vocab})")
+        if (budget_s > 0 or self.paused_layer > 0) and n != 1:
+            raise ValueError("only a single token can be paused")
+        return 0
+
+    cdef int fail(self, Pass *p, we_status status) except -1:
+        cdef object interrupt
+        if status == WE_E_CANCELLED:
+            raise Cancelled("cancelled; the session is at its last committed token", position=self.position)
+        if status == WE_E_NUMERIC:
+            raise NumericError("the logits are not finite: the weights or the state are damaged")
+        if status == WE_E_INTERRUPTED:
+            interrupt, self.engine.interrupt = self.engine.interrupt, None
+            raise interrupt
+        return raise_fault(&p.fault, self.engine.store)
+
+    def logits_again(self, float[::1] logits not None):
+        """Compute the logits (vocab,) after the last committed token from the stored hidden vector."""
+        cdef Engine e = self.engine
+        cdef Pass p
+        if <size_t>logits.shape[0] != e.c.vocab or self.position == 0:
+            raise ValueError("no token was evaluated, or logits is not (vocab,)")
+        if e.pool == NULL:
+            raise SessionClosed("the model was closed; open it again")
+        e.start(&p)
+        with nogil:
+            set_acts(&p.s.in_acts, self.hidden[self.parity], p.c.hidden)
+            product(&p.linear, p.w.unembed, &p.s.in_acts, 1, &logits[0], p.c.vocab)
+
+    # ---- what a state file holds, and what tests look at ----
+
+    cdef float[::1] half(self):
+        return <float[:self.half_floats]>(<float *>self.arena.data + self.parity * self.half_floats)
+
+    def arena_half(self):
+        """float32 copy of the committed half: for every KDA layer S [H][D][D] and tail [K - 1][3 C], then hidden."""
+        return np.array(self.half(), np.float32)
+
+    def latent_bytes(self, size_t layer):
+        """uint8 copy (position, bytes of a latent) of an MLA layer's committed latents."""
+        cdef Config *c = &self.engine.c
+        cdef size_t row = we_latent_bytes(c.r, c.rope, c.kv), t
+        cdef unsigned char[:, ::1] out
+        if layer >= c.n_layers or self.engine.w.layers[layer].is_kda:
+            raise ValueError(f"layer {layer} has no latents")
+        result = np.empty((self.position, row), np.uint8)
+        if self.position > 0:
+            out = result
+            for t in range(self.position):
+                memcpy(&out[t, 0], <char *>self.layers[layer].blocks[t // WE_LATENT_TILE] + t % WE_LATENT_TILE * row, row)
+        return result
+
+    def load(self, size_t position, const float[::1] half not None, dict latents not None):
+        """Become the state that arena_half and latent_bytes {layer: array} describe; only for a new State."""
+        cdef Config *c = &self.engine.c
+        cdef size_t row = we_latent_bytes(c.r, c.rope, c.kv), layer, t
+        cdef const unsigned char[:, ::1] rows
+        if <size_t>half.shape[0] != self.half_floats or not 0 < position <= self.context:
+            raise ValueError("the state has another shape")
+        reserve_blocks(c, &self.engine.w, self.layers, position)
+        for layer in range(c.n_layers):
+            if self.engine.w.layers[layer].is_kda:
+                continue
+            rows = latents[layer]
+            if <size_t>rows.shape[0] != position or <size_t>rows.shape[1] != row:
+                raise ValueError(f"the latents of layer {layer} have another shape")
+            for t in range(position):
+                memcpy(<char *>self.layers[layer].blocks[t // WE_LATENT_TILE] + t % WE_LATENT_TILE * row,
+                       &rows[t, 0], row)
+        self.half()[:] = half
+        self.position = position
+
+    def kda_state(self, size_t layer):
+        """(S [H][D][D], tail [3][C][K - 1] oldest first) of a KDA layer, copies."""
+        cdef Config *c = &self.engine.c
+        if layer >= c.n_layers or not self.engine.w.layers[layer].is_kda:
+            raise ValueError(f"layer {layer} is not a KDA layer")
+        S = np.array(<float[:c.H * c.D * c.D]>self.layers[layer].S[self.parity]).reshape(c.H, c.D, c.D)
+        if c.K == 1:
+            return S, np.zeros((3, c.C, 0), np.float32)
+        tail = np.array(<float[:(c.K - 1) * 3 * c.C]>self.layers[layer].tail[self.parity])
+        return S, tail.reshape(c.K - 1, 3, c.C).transpose(1, 2, 0).copy()
+
+    def latents(self, size_t layer):
+        """float32 (position, r + rope) of an MLA layer: normed latent, then rope key."""
+        cdef Config *c = &self.engine.c
+        cdef const we_kernels *K = kernels()
+        cdef unsigned char[:, ::1] rows
+        cdef float[:, ::1] out
+        cdef size_t t
+        stored = self.latent_bytes(layer)
+        result = np.empty((self.position, c.r + c.rope), np.float32)
+        if self.position > 0:
+            rows, out = stored, result
+            for t in range(self.position):
+                K.latent_load(&out[t, 0], &rows[t, 0], c.r, c.rope, c.kv)
+        return result

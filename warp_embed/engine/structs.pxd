@@ -1,0 +1,175 @@
+"""Every struct of the forward pass, with every shape. Letters: n tokens of a pass, H heads and D width of KDA,
+C = H D, K taps, nh heads of MLA, r latent, I and X inner and outer width of an expert, E experts, k chosen."""
+from libc.stdint cimport int32_t
+
+from warp_embed._kernels cimport we_acts, we_kernels, we_kv, we_matrix, we_pool, we_pool_api, we_router
+from warp_embed._kernels cimport we_fault
+from warp_embed._store cimport we_cache, we_record_layout, we_store_api
+
+
+cdef struct Config:
+    size_t n_layers, hidden, vocab
+    float eps
+    size_t H, D, C, K                   # KDA
+    float decay_lower                   # bounded decay gate; 0: softplus gate
+    size_t nh, r, nope, rope, v         # MLA
+    float mla_scale                     # (nope + rope)^-0.5
+    we_kv kv
+    size_t dense_inter
+    size_t E, k, I, X, shared_inter     # mixture of experts
+    we_router router                    # all but the layer's bias
+    size_t context                      # positions a state can hold
+    size_t chunk                        # most tokens of one pass
+    size_t threads
+
+
+cdef struct KdaWeights:
+    const we_matrix *q_proj
+    const we_matrix *k_proj
+    const we_matrix *v_proj             # [C, hidden]
+    const we_matrix *f_a
+    const we_matrix *f_b                # [D, hidden], [C, D]: decay
+    const we_matrix *g_a
+    const we_matrix *g_b                # the same for the output gate
+    const we_matrix *b_proj             # [H, hidden]: write strength
+    const we_matrix *o_proj             # [hidden, C]
+    float *taps                         # [K][3 C], q k v side by side
+    float *rate                         # [H] exp(A_log)
+    const float *dt_bias                # [C]
+    const float *o_norm                 # [D]
+
+
+cdef struct MlaWeights:
+    const we_matrix *q_proj             # [nh (nope + rope), hidden]
+    const we_matrix *kv_a               # [r + rope, hidden]
+    const we_matrix *kv_b               # [nh (nope + v), r]: per head W^K, then W^V
+    const we_matrix *o_proj             # [hidden, nh v]
+    const float *kv_a_norm              # [r]
+
+
+cdef struct FfnWeights:
+    const we_matrix *gate
+    const we_matrix *up                 # [inter, width]
+    const we_matrix *down               # [width, inter]
+
+
+cdef struct MoeWeights:
+    const we_matrix *router             # [E, hidden]
+    const float *bias                   # [E] or NULL
+    FfnWeights shared
+    int index                           # among the MoE layers: row of a routing trace
+
+
+cdef struct LayerWeights:
+    const float *input_norm             # [hidden]
+    const float *post_norm              # [hidden]
+    bint is_kda, is_moe
+    KdaWeights kda                      # when is_kda
+    MlaWeights mla                      # when not
+    MoeWeights moe                      # when is_moe
+    FfnWeights ffn                      # when not
+
+
+cdef struct Weights:
+    const we_matrix *embed              # [vocab, hidden]
+    const we_matrix *unembed            # [vocab, hidden]
+    const float *norm                   # [hidden]
+    LayerWeights *layers
+
+
+cdef struct LayerState:
+    # KDA: two halves; a pass reads half [parity] and writes the other, and commit flips the parity
+    float *S[2]                         # [H][D][D]
+    float *tail[2]                      # [K - 1][3 C], oldest first
+    # MLA: blocks of WE_LATENT_TILE latents, allocated as positions need them; the committed ones are never rewritten
+    void **blocks                       # [ceil(context / WE_LATENT_TILE)]
+    size_t n_blocks
+
+
+cdef struct Scratch:                    # one per model; a pass at a time
+    float *x                            # [n][hidden] residual stream of a prefill pass
+    float *h                            # [n][hidden] normed
+    float *y                            # [n][hidden] a block's result
+    we_acts in_acts                     # of h
+    # KDA, sharing memory with MLA and the feed-forward part
+    float *qkv                          # [n][3 C] before the convolution
+    float *conv[3]                      # [n][C] after it: q, k, v
+    float *low_f                        # [n][D]
+    float *low_g                        # [n][D]
+    float *decay                        # [n][C]
+    float *gate                         # [n][C]
+    float *beta                         # [n][H]
+    we_acts f_acts
+    we_acts g_acts
+    # MLA
+    float *q                            # [n][nh (nope + rope)]
+    float *kv                           # [n][r + rope]
+    float *absorbed                     # [n][nh][r + rope]
+    float *attended                     # [n][nh][r]
+    we_acts head_acts                   # of attended, each head's groups by themselves
+    float *work                         # [threads][work_stride]
+    size_t work_stride
+    # both
+    float *o                            # [n][max(C, nh v)]
+    we_acts o_acts
+    # feed-forward
+    float *shared_y                     # [n][hidden] the shared experts' result
+    float *inner_gate                   # [n][inter]
+    float *inner_up                     # [n][inter]
+    we_acts inner_acts
+    float *router_logits                # [n][E]
+    float *router_work                  # [threads][E]
+    int32_t *idx                        # [n][k] ascending
+    float *weight                       # [n][k]
+    # (token, expert) pairs in ascending order of expert, then token
+    size_t *first                       # [E + 1] first pair of an expert
+    int32_t *pair_token                 # [n k]
+    float *pair_weight                  # [n k]
+    size_t pair_rows                    # pairs that are multiplied at a time
+    float *pair_x                       # [pair_rows][X]
+    float *pair_y                       # [pair_rows][X]
+    float *pair_gate                    # [pair_rows][I]
+    float *pair_up                      # [pair_rows][I]
+    we_acts pair_acts                   # of pair_x
+    we_acts pair_inner_acts             # of pair_gate
+    we_matrix *experts                  # [E][3] views of pinned records
+    we_acts *expert_acts                # [E][2] slices of pair_acts and pair_inner_acts
+
+
+cdef struct Job:                        # y[t][i] = W[row0 + i] x[t]
+    const we_matrix *w
+    const we_acts *a
+    float *y
+    size_t n, y_stride
+    size_t first                        # row blocks of the jobs before
+
+
+cdef struct Linear:                     # products that may run at the same time
+    const we_kernels *K
+    const we_pool_api *pool_api
+    we_pool *pool
+    Job *jobs                           # [capacity]
+    size_t n_jobs, capacity
+    size_t blocks                       # row blocks of all jobs
+    size_t work                         # multiply-adds of all jobs
+
+
+cdef struct Pass:                       # n tokens on their way through the layers
+    const Config *c
+    const Weights *w
+    Scratch *s
+    Linear linear
+    const we_store_api *store
+    we_cache *cache
+    size_t max_pins                     # slots of the cache
+    const we_record_layout *layout
+    const float *books                  # [n_layers][3][book_stride] or NULL
+    size_t book_stride
+    size_t n, position
+    int parity                          # half of the state that is read
+    float *x                            # [n][hidden] residual stream
+    int32_t *trace_idx                  # [MoE layers][n][k] what was routed, or NULL
+    float *trace_weight
+    const int32_t *forced_idx           # the same to obey, or NULL
+    const float *forced_weight
+    we_fault fault
