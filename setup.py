@@ -89,9 +89,7 @@ def extensions():
         extension("warp_embed._kernels", *sorted(glob("warp_embed/csrc/kernels/*.c")),
                   "warp_embed/csrc/cpu.c", "warp_embed/csrc/pool.c"),
         extension("warp_embed._store", "warp_embed/csrc/record.c", "warp_embed/csrc/cache.c", *platform),
-        extension("warp_embed.engine.attention"),
-        extension("warp_embed.engine.experts"),
-        extension("warp_embed.engine.forward"),
+        *(extension(path[:-4].replace("/", ".")) for path in sorted(glob("warp_embed/engine/*.pyx"))),
     ]
 
 

@@ -163,6 +163,7 @@ cdef struct we_pool_api:            # the pool as other extensions call it: they
     void (*run)(we_pool *pool, we_task *task, void *arg, size_t n_items, size_t grain) noexcept nogil
     unsigned (*threads)(const we_pool *pool) noexcept nogil
     void (*destroy)(we_pool *pool) noexcept nogil
+    double (*now_s)() noexcept nogil
 
 
 cdef const we_kernels *kernels() noexcept nogil

@@ -24,6 +24,9 @@ void we_pool_run(we_pool *pool, we_task *task, void *arg, size_t n_items, size_t
 
 unsigned we_pool_threads(const we_pool *pool);
 
+/* Seconds on a clock that only goes forward. */
+double we_now_s(void);
+
 /* Stop and join the threads. NULL is allowed. */
 void we_pool_destroy(we_pool *pool);
 

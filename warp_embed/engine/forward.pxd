@@ -1,7 +1,9 @@
 """The model as the engine holds it, and one conversation's state."""
-from warp_embed._kernels cimport we_pool
+from libc.stdint cimport int32_t
+
+from warp_embed._kernels cimport we_pool, we_status
 from warp_embed._store cimport ExpertStore, Pages, Trunk
-from warp_embed.engine.structs cimport Config, LayerState, Linear, Scratch, Weights
+from warp_embed.engine.structs cimport Config, LayerState, Linear, Pass, Scratch, Weights
 
 
 cdef class Engine:
@@ -14,6 +16,7 @@ cdef class Engine:
     cdef readonly ExpertStore store     # None without experts
     cdef Pages arena                    # scratch, and what is derived from the weights
     cdef object interrupt               # what a signal handler raised inside a pass
+    cdef void start(self, Pass *p) noexcept
 
 
 cdef class State:
@@ -28,3 +31,6 @@ cdef class State:
     cdef readonly size_t context        # most tokens it can hold
     cdef readonly size_t paused_layer   # layer at which a token waits; 0: none waits
     cdef volatile int cancel_flag
+    cdef int check(self, const int32_t[::1] ids, float[:, ::1] logits, double budget_s) except -1
+    cdef int fail(self, Pass *p, we_status status) except -1
+    cdef float[::1] half(self)

@@ -10,14 +10,14 @@ from libc.string cimport memcpy, memset
 
 import numpy as np
 
-from warp_embed._kernels cimport kernels, pool_api, we_fault, we_kernels, we_latent_bytes, we_matrix, we_now_s, we_status
+from warp_embed._kernels cimport kernels, pool_api, we_fault, we_kernels, we_latent_bytes, we_status
 from warp_embed._kernels cimport WE_E_CANCELLED, WE_E_INTERRUPTED, WE_E_NUMERIC, WE_E_PAUSED, WE_LATENT_TILE, WE_OK
 from warp_embed._store cimport ExpertStore, Pages, Trunk, raise_fault, store_api
 from warp_embed.engine.attention cimport kda_layer, mla_layer
 from warp_embed.engine.experts cimport dense_layer, moe_layer
 from warp_embed.engine.layout cimport carve_scratch, carve_state, carve_weights, fill_config, free_blocks, reserve_blocks
 from warp_embed.engine.linear cimport for_each, product, set_acts
-from warp_embed.engine.structs cimport Config, LayerWeights, Pass, Scratch
+from warp_embed.engine.structs cimport Config, LayerWeights, Pass
 
 from warp_embed.errors import Cancelled, NumericError, SessionClosed
 
@@ -103,7 +103,7 @@ cdef we_status look_up(Watch *watch) noexcept nogil:
         return WE_E_CANCELLED
     if watch.deadline_s == 0 and watch.next_signals_s == 0:
         return WE_OK
-    now = we_now_s()
+    now = pool_api().now_s()
     if watch.next_signals_s != 0 and now >= watch.next_signals_s:
         watch.next_signals_s = now + SIGNAL_PERIOD_S
         if not signals_are_quiet(watch.engine):
@@ -313,8 +313,8 @@ cdef class State:
         if forced_idx is not None:
             p.forced_idx, p.forced_weight = &forced_idx[0, 0, 0], &forced_weight[0, 0, 0]
         watch.cancel = &self.cancel_flag
-        watch.deadline_s = we_now_s() + budget_s if budget_s > 0 else 0
-        watch.next_signals_s = we_now_s() + SIGNAL_PERIOD_S if signals else 0
+        watch.deadline_s = pool_api().now_s() + budget_s if budget_s > 0 else 0
+        watch.next_signals_s = pool_api().now_s() + SIGNAL_PERIOD_S if signals else 0
         watch.engine = <void *>e
         with nogil:
             status = forward(&p, self, &ids[0], out, rows, &layer, &watch)
