@@ -1,0 +1,215 @@
+"""Choosing a token from logits."""
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from warp_embed.errors import NumericError
+
+Floats = npt.NDArray[np.floating[Any]]
+_FIRST_CANDIDATES = 1024            # top_p looks at so many before it looks at more
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen; an immutable value. The default is greedy: the largest logit, the lowest id of equals.
+
+    The fields are applied in this order.
+
+    Parameters
+    ----------
+    logit_bias : mapping of int to float
+        Added to the logits of these ids; ``-inf`` forbids one.
+    repetition_penalty : float
+        Logits of ids that occurred already are divided by it if positive and multiplied by it if negative. 1.0 is off.
+    temperature : float
+        Divides the logits. 0.0 chooses the largest and ignores what follows.
+    top_k : int
+        Only the so many largest (the lowest ids of equals). 0 is off.
+    top_p : float
+        Of those, only the smallest set of the most probable with at least this share. 1.0 is off.
+    min_p : float
+        Of those, only what is at least this share as probable as the most probable. 0.0 is off.
+    seed : int, optional
+        In [0, 2^64). The random number of a token depends on it and on the token's position only. None: the session's.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _number(self, "temperature", 0.0, math.inf)
+        _number(self, "top_p", 0.0, 1.0)
+        _number(self, "min_p", 0.0, 1.0)
+        _number(self, "repetition_penalty", 0.0, math.inf)
+        if self.repetition_penalty == 0.0:
+            raise ValueError("repetition_penalty must be above 0")
+        object.__setattr__(self, "top_k", _integer("top_k", self.top_k, 1 << 31))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", _integer("seed", self.seed, 1 << 64))
+        bias = {_integer("an id in logit_bias", i, 1 << 31): float(b) for i, b in dict(self.logit_bias or {}).items()}
+        if not all(b < math.inf for b in bias.values()):
+            raise ValueError("logit_bias takes finite numbers and -inf")
+        object.__setattr__(self, "logit_bias", MappingProxyType(bias))
+
+    def __reduce__(self) -> tuple[type[Sampling], tuple[Any, ...]]:
+        return Sampling, (self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty,
+                          dict(self.logit_bias), self.seed)
+
+
+def choose(logits: Floats, sampling: Sampling, seed: int, position: int,
+           tokens: Sequence[int] | npt.NDArray[np.integer[Any]]) -> tuple[int, float]:
+    """One token from the logits of a position.
+
+    Parameters
+    ----------
+    logits : ndarray, shape (vocab,), float32
+        Read only.
+    sampling : Sampling
+    seed : int
+        Used where `sampling` has none.
+    position : int
+        Index that the token will have.
+    tokens : sequence of int
+        The ids so far, for the repetition penalty.
+
+    Returns
+    -------
+    token : int
+    logprob : float
+        Natural logarithm of its probability under the unmodified logits (temperature 1, nothing left out).
+
+    Raises
+    ------
+    NumericError    a logit is NaN, or none is above -inf.
+    ValueError      logit_bias names an id outside the vocabulary or forbids every token.
+    """
+    total = _log_sum_exp(logits)
+    if math.isnan(total) or total == -math.inf:
+        raise NumericError(f"the logits at position {position} are not numbers; the weights may be damaged")
+    changed = _adjust(logits, sampling, tokens)
+    token = int(np.argmax(changed))                     # the lowest of equals
+    if changed[token] == -math.inf:
+        raise ValueError("logit_bias forbids every token")
+    if sampling.temperature > 0.0 and sampling.top_k != 1 and changed[token] < math.inf:
+        token = _draw(changed, token, sampling, _uniform(seed if sampling.seed is None else sampling.seed, position))
+    chosen = float(logits[token])
+    if chosen == math.inf:                              # the limit: all infinite ones share the probability
+        return token, -math.log(np.count_nonzero(logits == math.inf))
+    return token, chosen - total
+
+
+def _adjust(logits: Floats, sampling: Sampling, tokens: Iterable[int]) -> Floats:
+    """Logits with bias and repetition penalty; the same array when there is nothing to change."""
+    if not sampling.logit_bias and sampling.repetition_penalty == 1.0:
+        return logits
+    changed = logits.astype(np.float64)
+    for token, bias in sampling.logit_bias.items():
+        if token >= len(changed):
+            raise ValueError(f"logit_bias names token {token}, but the vocabulary ends at {len(changed)}")
+        changed[token] = -math.inf if bias == -math.inf else changed[token] + bias
+    if sampling.repetition_penalty != 1.0:
+        seen = np.zeros(len(changed), bool)
+        seen[np.asarray(tokens, np.int64)] = True
+        values = changed[seen]
+        changed[seen] = np.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
+    return changed
+
+
+def _draw(logits: Floats, best: int, sampling: Sampling, uniform: float) -> int:
+    """The token at `uniform` in [0, 1) of the distribution that is left after temperature, top_k, top_p and min_p."""
+    ids: npt.NDArray[np.intp] | None = None             # None: all, in order
+    if 0 < sampling.top_k < len(logits):
+        ids = _largest(logits, sampling.top_k)
+        logits = logits[ids]
+    top = float(logits.max())
+    with np.errstate(over="ignore"):                    # a tiny temperature: differences become -inf, as they should
+        weight = np.exp((logits.astype(np.float64) - top) / sampling.temperature)
+    if sampling.top_p < 1.0:
+        kept = _nucleus(weight, sampling.top_p)
+        ids = kept if ids is None else ids[kept]
+        weight = weight[kept]
+    if sampling.min_p > 0.0:
+        weight = np.where(weight >= sampling.min_p, weight, 0.0)        # the most probable has weight 1
+    sums = np.cumsum(weight)
+    place = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+    if place == len(sums):                              # the product was rounded up to the sum
+        place = int(np.flatnonzero(weight)[-1])
+    return place if ids is None else int(ids[place])
+
+
+def _largest(values: Floats, k: int) -> npt.NDArray[np.intp]:
+    """Ascending indices of the k largest; of those equal to the smallest that is kept, the lowest indices."""
+    edge = np.partition(values, len(values) - k)[len(values) - k]
+    above = np.flatnonzero(values > edge)
+    equal = np.flatnonzero(values == edge)[:k - len(above)]
+    return np.sort(np.concatenate((above, equal)))
+
+
+def _nucleus(weight: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.intp]:
+    """Indices of the fewest weights that make up `share` of the sum, at least one; the heaviest first."""
+    wanted = share * weight.sum()
+    count = min(_FIRST_CANDIDATES, len(weight))
+    while True:                                         # sorts a few thousand in place of the vocabulary
+        some = _largest(weight, count) if count < len(weight) else np.arange(len(weight))
+        some = some[np.argsort(-weight[some], kind="stable")]
+        sums = np.cumsum(weight[some])
+        if sums[-1] >= wanted or count == len(weight):
+            return some[:int(np.searchsorted(sums, wanted)) + 1]
+        count = min(count * 8, len(weight))
+
+
+def _uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing but (seed, position)."""
+    word = int(np.random.Philox(key=seed, counter=position).random_raw())
+    return (word >> 11) * 2.0 ** -53
+
+
+def _log_sum_exp(logits: Floats) -> float:
+    kernel = _kernel()
+    if kernel is not None and logits.dtype == np.float32:
+        return float(kernel(logits))
+    top = float(np.max(logits))                         # NaN if any is
+    if not math.isfinite(top):
+        return top
+    return top + math.log(np.exp(logits.astype(np.float64) - top).sum())
+
+
+def _kernel() -> Any:
+    try:
+        from warp_embed import _kernels
+    except ImportError:
+        return None
+    return _kernels.log_sum_exp
+
+
+def _number(sampling: Sampling, name: str, low: float, high: float) -> None:
+    value = getattr(sampling, name)
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} is a number, not {value!r}")
+    value = float(value)
+    if not low <= value <= high or math.isinf(value):
+        raise ValueError(f"{name} is {value}; it must be at least {low:g} and " +
+                         ("finite" if math.isinf(high) else f"at most {high:g}"))
+    object.__setattr__(sampling, name, value)
+
+
+def _integer(name: str, value: Any, limit: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is an integer, not {value!r}")
+    number = operator.index(value)
+    if not 0 <= number < limit:
+        raise ValueError(f"{name} is {number}; it must be in [0, {limit})")
+    return number
