@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "fault.h"
+#include "platform_fault.h"
 
 #define READ_MAX ((size_t)1 << 30)      /* Linux caps a read a little below 2 GiB, macOS refuses more than INT_MAX */
 

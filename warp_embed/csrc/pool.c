@@ -18,7 +18,7 @@
 #else
 #include "pool_posix.h"
 #endif
-#include "clock.h"
+#include "pool_clock.h"
 #include "warp_embed/target.h"
 #ifdef WE_X86
 #include <immintrin.h>
@@ -178,6 +178,8 @@ void we_pool_run(we_pool *pool, we_task *task, void *arg, size_t n_items, size_t
 }
 
 unsigned we_pool_threads(const we_pool *pool) { return pool->threads; }
+
+double we_now_s(void) { return we_clock_s(); }
 
 /* ---- life ---- */
 
