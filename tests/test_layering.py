@@ -27,7 +27,7 @@ MAY_USE = {
 LAYER_OF = [
     (r"include/warp_embed/(status|target|cpu|kernels|pool)", "kernels"),
     (r"include/warp_embed/(record|platform|cache)", "store"),
-    (r"warp_embed/csrc/(kernels/.*|cpu|pool.*|clock|fault)", "kernels"),
+    (r"warp_embed/csrc/(kernels/.*|cpu|pool.*)", "kernels"),
     (r"warp_embed/csrc/(record|cache|platform)\w*", "store"),
     (r"warp_embed/_kernels", "kernels"),
     (r"warp_embed/_store", "store"),
@@ -44,7 +44,7 @@ HOMES = {
 }
 # Operating system headers stay behind platform.h and pool.h.
 SYSTEM_HEADER = re.compile(r"(windows|unistd|pthread|fcntl|sched|io|process|sys/\w+|mach/.*)\.h$")
-SYSTEM_FILES = re.compile(r"warp_embed/csrc/(platform|pool|cpu|clock)\w*$")
+SYSTEM_FILES = re.compile(r"warp_embed/csrc/(platform|pool|cpu)\w*$")
 
 SOURCES = sorted(path for folder in (PACKAGE, ROOT / "include") for path in folder.rglob("*")
                  if path.suffix in {".py", ".pyi", ".pyx", ".pxd", ".c", ".h"}
