@@ -1,0 +1,98 @@
+"""A container as a source: what its codes mean, in f32. The way to the same model in another encoding."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from warp_embed._kernels import Matrix
+from warp_embed._store import File
+from warp_embed.convert.safetensors import to_f32
+from warp_embed.convert.source import MATRICES, Expert, Source, container_config, files_fingerprint, finite
+from warp_embed.runtime.manifest import Encoding, Manifest
+
+
+class Container(Source):
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.warnings: list[str] = []
+        self.manifest = manifest = Manifest.read(directory)
+        self.config = container_config(manifest.raw_config, self.warnings)
+        self.prefix, self.model = manifest.prefix, manifest.config
+        entries = {entry.name: entry for entry in manifest.text_entries()}
+        self.trunk = {name: tuple(entry.shape) for name, entry in entries.items()}
+        dropped = len(manifest.trunk) - len(entries)
+        if dropped:
+            self.warnings.append(f"{dropped} tensors that the text model does not use were left out")
+        self._entries = entries
+        self.books = manifest.read_books()
+        self.layout = manifest.experts.layout(manifest.config) if manifest.experts else None
+        self._files: list[File] = []
+        try:
+            self._trunk_file = self._open("trunk.bin")
+            self._banks = {layer: self._open(bank.file) for layer, bank in manifest.banks.items()}
+        except BaseException:
+            self.close()
+            raise
+        files = [directory / "trunk.bin", *(directory / bank.file for bank in manifest.banks.values())]
+        if self.books is not None:
+            files.append(directory / "codebooks.bin")
+        self.fingerprint = files_fingerprint([(directory / "manifest.json").read_bytes()], files)
+
+    def _open(self, name: str) -> File:
+        self._files.append(file := File(str(self.directory / name)))
+        return file
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def _rows(self, name: str, row0: int, row1: int) -> np.ndarray:
+        entry = self._entries[name]
+        n = row1 - row0
+        payload = np.empty(n * entry.row_bytes, np.uint8)
+        self._trunk_file.read_into(payload, entry.offset + row0 * entry.row_bytes)
+        if not entry.groups:
+            return to_f32(payload, entry.encoding.name, name).reshape(n, entry.cols)
+        scales = np.empty(n * entry.groups, "<u2")
+        self._trunk_file.read_into(scales, entry.scale_offset + 2 * row0 * entry.groups)
+        values: np.ndarray = Matrix(entry.encoding, n, entry.cols, payload, scales, entry.group).decode()
+        return values
+
+    def record(self, layer: int, expert: int) -> bytes:
+        """The bytes of one record, not yet checked."""
+        assert self.layout is not None
+        record = bytearray(self.layout.record_bytes)
+        self._banks[layer].read_into(record, expert * self.layout.record_bytes)
+        return bytes(record)
+
+    def expert(self, layer: int, expert: int) -> Expert:
+        return _ContainerExpert(self, layer, expert)
+
+
+class _ContainerExpert(Expert):
+    """Holds its record, checked with its CRC."""
+
+    def __init__(self, source: Container, layer: int, expert: int) -> None:
+        layout, form, all_books = source.layout, source.manifest.experts, source.books
+        assert layout is not None and form is not None
+        self._where = f"layer {layer} expert {expert} "
+        base = source.manifest.banks[layer].codebook_base
+        record = source.record(layer, expert)
+        layout.check(record, layer, expert, base)
+        raw = np.frombuffer(record, np.uint8)
+        self._matrices = []
+        for m, (rows, cols) in enumerate(source.expert_shapes()):
+            payload = raw[layout.payload_off[m]:layout.payload_off[m] + layout.span(m)]
+            scales, books = None, None
+            if all_books is not None:
+                books = all_books[base + m * form.stages:base + (m + 1) * form.stages]
+                scales = raw[layout.scales_off[m]:layout.scales_off[m] + 2 * rows].view("<u2")
+            elif form.encoding in (Encoding.Q8G, Encoding.Q4G):
+                n = rows * -(-cols // form.group)
+                scales = raw[layout.scales_off[m]:layout.scales_off[m] + 2 * n].view("<u2")
+            self._matrices.append(Matrix(form.encoding, rows, cols, payload, scales, form.group, books=books,
+                                         vec_dim=form.vec_dim, stages=form.stages))
+
+    def rows(self, matrix: int, row0: int, row1: int) -> np.ndarray:
+        return finite(self._matrices[matrix].decode(row0, row1), self._where + MATRICES[matrix], row0)
