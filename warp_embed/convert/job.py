@@ -1,0 +1,315 @@
+"""A conversion: plan, encode, publish; resumable after a kill at any moment."""
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from warp_embed.convert import codebooks, tokenizer_files
+from warp_embed.convert.container import Container
+from warp_embed.convert.encode import BLOCK_ELEMENTS, HEADER_BYTES, VEC_DIM, encode_expert, encode_rows, row_blocks
+from warp_embed.convert.plan import Plan, expert_manifest, make_plan, trunk_manifest
+from warp_embed.convert.source import Source, open_source
+from warp_embed.convert.writer import AtomicFile, WorkingDirectory, json_bytes, write_file
+from warp_embed.errors import FormatError
+from warp_embed.runtime.manifest import Manifest, TrunkEntry
+
+JOB_VERSION = 1                         # raised when the same options would give other bytes
+IN_FLIGHT_BYTES = 640 << 20             # what all workers together may hold
+FIT_WORKERS = 8                         # each holds a sample of codebook vectors, some 100 MB with its products
+
+Progress = Callable[[str, int, int], None]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """What a conversion did. ``*_reason`` says why an encoding was chosen; ``kept_bytes`` came from an earlier run."""
+    path: str
+    trunk: str
+    experts: str
+    trunk_reason: str
+    experts_reason: str
+    format_version: int
+    n_tensors: int
+    n_records: int
+    trunk_bytes: int
+    expert_bytes: int
+    total_bytes: int
+    kept_bytes: int
+    seconds: float
+    warnings: list[str] = field(default_factory=list)
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def in_order(pool: ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item],
+             most: int) -> Iterator[tuple[Item, Result]]:
+    """(item, function(item)) in the items' order; at most `most` results exist at a time."""
+    pending: deque[tuple[Item, Future[Result]]] = deque()
+    try:
+        for item in items:
+            if len(pending) >= most:
+                first, future = pending.popleft()
+                yield first, future.result()
+            pending.append((item, pool.submit(function, item)))
+        while pending:
+            first, future = pending.popleft()
+            yield first, future.result()
+    finally:
+        for _, future in pending:
+            future.cancel()
+
+
+class Job:
+    def __init__(self, source: Source, plan: Plan, work: WorkingDirectory, threads: int,
+                 on_progress: Progress | None) -> None:
+        self.source, self.plan, self.work, self.threads = source, plan, work, threads
+        self._on_progress = on_progress
+        self.done_bytes = 0
+        self.kept_bytes = 0
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="warp-embed-convert")
+
+    def _advance(self, phase: str, nbytes: int) -> None:
+        self.done_bytes += nbytes
+        if self._on_progress is not None:
+            self._on_progress(phase, self.done_bytes, self.plan.total_bytes)
+
+    # -- what an earlier run left ---------------------------------------------
+
+    def look_for_finished_parts(self, resumed: bool) -> None:
+        """Fill books and finished banks; anything that is not whole is done again."""
+        self.books: dict[int, np.ndarray] = {}
+        self.finished: set[int] = set()
+        self.trunk_finished = False
+        if not resumed:
+            return
+        trunk = self.work / "trunk.bin"
+        self.trunk_finished = trunk.is_file() and trunk.stat().st_size == self.plan.trunk_bytes
+        self.kept_bytes = self.plan.trunk_bytes if self.trunk_finished else 0
+        for layer in self.plan.moe_layers:
+            if self.plan.books_per_layer:
+                books = self._finished_books(layer)
+                if books is None:
+                    continue            # a bank means nothing without its books
+                self.books[layer] = books
+                self.kept_bytes += books.shape[0] * books.shape[1] * self.plan.book_bytes
+            if self._bank_is_finished(layer):
+                self.finished.add(layer)
+                self.kept_bytes += self.plan.bank_bytes
+
+    def _finished_books(self, layer: int) -> np.ndarray | None:
+        assert self.plan.form is not None
+        n, base, form = self.plan.books_per_layer, self.plan.base(layer), self.plan.form
+        candidates = [(self.work / f"codebooks-L{layer}.bin", 0),
+                      (self.work / "codebooks.bin", base * self.plan.book_bytes)]
+        for path, offset in candidates:
+            try:
+                with open(path, "rb") as file:
+                    file.seek(offset)
+                    data = file.read(n * self.plan.book_bytes)
+                books = codebooks.unpack_books(data, base, n, form.entries)
+                return books.reshape(3, form.stages, form.entries, VEC_DIM)
+            except (FileNotFoundError, FormatError):
+                continue
+        return None
+
+    def _bank_is_finished(self, layer: int) -> bool:
+        """Right size, and every header is the one we would write."""
+        assert self.plan.layout is not None
+        path, layout, base = self.work / f"experts-L{layer}.bin", self.plan.layout, self.plan.base(layer)
+        if not path.is_file() or path.stat().st_size != self.plan.bank_bytes:
+            return False
+        with open(path, "rb", buffering=0) as file:
+            for number in range(self.plan.n_experts):
+                file.seek(number * layout.record_bytes)
+                header = file.read(HEADER_BYTES)
+                if header != bytes(layout.header(layer, number, base, int.from_bytes(header[36:40], "little"))):
+                    return False
+        return True
+
+    def check_disk(self) -> None:
+        needed = self.plan.total_bytes - self.kept_bytes + (4 << 20)      # manifest, tokenizer, directories
+        free = shutil.disk_usage(self.work.path).free
+        if free < needed:
+            raise OSError(errno.ENOSPC, f"the container needs {needed / 1e9:.2f} GB more and {free / 1e9:.2f} GB are "
+                          "free", str(self.work.path))
+
+    # -- trunk ------------------------------------------------------------------
+
+    def write_trunk(self) -> None:
+        def blocks() -> Iterator[tuple[TrunkEntry, int, int]]:
+            for entry in self.plan.trunk:
+                for row0, row1 in row_blocks(entry.rows, entry.cols):
+                    yield entry, row0, row1
+
+        def encode(block: tuple[TrunkEntry, int, int]) -> tuple[np.ndarray, np.ndarray | None]:
+            entry, row0, row1 = block
+            return encode_rows(self.source.rows(entry.name, row0, row1), entry.encoding, entry.name)
+
+        with AtomicFile(self.work / "trunk.bin") as file:
+            for (entry, row0, _), (payload, scales) in in_order(self.pool, encode, blocks(), self.threads + 2):
+                file.write(payload, entry.offset + row0 * entry.row_bytes)
+                n = payload.nbytes
+                if scales is not None:
+                    file.write(scales, entry.scale_offset + row0 * entry.groups * 2)
+                    n += scales.nbytes
+                self._advance("trunk", n)
+            file.publish()
+
+    # -- experts ------------------------------------------------------------------
+
+    def fit_codebooks(self) -> None:
+        """One part per layer; parts are merged when all banks are there."""
+        form = self.plan.form
+        assert form is not None
+        missing = [layer for layer in self.plan.moe_layers if layer not in self.books]
+        tasks = [(layer, m) for layer in missing for m in range(3)]
+        fitted: list[np.ndarray] = []
+        most = min(self.threads, FIT_WORKERS)
+        for (layer, m), books in in_order(self.pool, lambda t: codebooks.fit(self.source, form, *t), tasks, most):
+            fitted = [books] if m == 0 else [*fitted, books]
+            if m == 2:
+                self.books[layer] = np.stack(fitted)
+                data = codebooks.pack_books(self.books[layer], self.plan.base(layer))
+                write_file(self.work / f"codebooks-L{layer}.bin", data)
+                self._advance("codebooks", len(data))
+
+    def write_bank(self, layer: int) -> None:
+        plan = self.plan
+        assert plan.form is not None and plan.layout is not None
+        form, layout, books = plan.form, plan.layout, self.books.get(layer)
+
+        def encode(number: int) -> bytearray:
+            expert = self.source.expert(layer, number)
+            return encode_expert(expert, form, layout, layer, number, plan.base(layer), books)
+
+        # A worker holds a record, perhaps the record it is made from, and some blocks of f32 rows.
+        each = 2 * layout.record_bytes + 8 * 4 * BLOCK_ELEMENTS
+        if isinstance(self.source, Container) and self.source.layout is not None:
+            each += self.source.layout.record_bytes
+        most = max(1, min(self.threads + 1, IN_FLIGHT_BYTES // each))
+        with AtomicFile(self.work / f"experts-L{layer}.bin") as file:
+            for _, record in in_order(self.pool, encode, range(plan.n_experts), most):
+                file.write(record)
+                self._advance("experts", len(record))
+            file.publish()
+
+    def merge_codebooks(self) -> None:
+        plan = self.plan
+        with AtomicFile(self.work / "codebooks.bin") as file:
+            for layer in plan.moe_layers:
+                file.write(codebooks.pack_books(self.books[layer], plan.base(layer)))
+            file.publish()
+        for layer in plan.moe_layers:
+            (self.work / f"codebooks-L{layer}.bin").unlink(missing_ok=True)
+
+    # -- the rest -----------------------------------------------------------------
+
+    def manifest(self) -> dict[str, Any]:
+        plan, config = self.plan, self.source.config
+        architectures = config.get("architectures")
+        arch = architectures[0] if isinstance(architectures, list) and architectures else "unknown"
+        if config.get("model_type") == "kimi_linear" and not self.source.prefix:
+            arch = "kimi-linear"
+        document: dict[str, Any] = {"format_version": plan.format_version, "arch": arch,
+                                    "tensor_prefix": self.source.prefix, "config": config}
+        if plan.form is not None:
+            document["expert_quant"] = expert_manifest(plan.form)
+            document["layers"] = {str(layer): {"file": f"experts-L{layer}.bin", "experts": plan.n_experts,
+                                               "bytes": plan.bank_bytes, "codebook_base": plan.base(layer)}
+                                  for layer in plan.moe_layers}
+        document["trunk"] = [trunk_manifest(entry) for entry in plan.trunk]
+        return document
+
+    def run(self, tokenizer: tokenizer_files.TokenizerFiles, resumed: bool) -> None:
+        self.look_for_finished_parts(resumed)
+        self.check_disk()
+        self._advance("start", self.kept_bytes)
+        if not self.trunk_finished:
+            self.write_trunk()
+        if self.plan.books_per_layer:
+            self.fit_codebooks()
+        for layer in self.plan.moe_layers:
+            if layer not in self.finished:
+                self.write_bank(layer)
+        if self.plan.format_version == 0:
+            self.merge_codebooks()
+        for name, data in tokenizer.files.items():
+            if not (self.work / name).exists():
+                write_file(self.work / name, data)
+        write_file(self.work / "manifest.json", json_bytes(self.manifest()))
+        Manifest.read(self.work.path)           # what we publish must open
+        self.work.publish()
+
+
+def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], *, trunk: str = "auto", experts: str = "auto",
+            threads: int | None = None, on_progress: Progress | None = None) -> ConvertReport:
+    """Write the container `dst` from a checkpoint or another container.
+
+    Works in ``dst.partial``, which a later call with the same source and options continues, and renames it when
+    everything is in it.
+
+    Parameters
+    ----------
+    src : path
+        A directory with config.json and safetensors, or a container.
+    dst : path
+        Must not exist.
+    trunk : {"auto", "f32", "q8", "q4"}
+    experts : {"auto", "f32", "bf16", "q8", "q4", "vq3", "vq2", "vq4p"}
+        "auto" chooses by size; the report says what and why.
+    threads : int, optional
+        Default: the cores this process may use.
+    on_progress : callable(phase, done_bytes, total_bytes), optional
+        Called in this thread between blocks; bytes are those of the container.
+
+    Raises
+    ------
+    FormatError         the source is malformed, or a weight is missing, unknown, misshaped, NaN or infinite.
+    UnsupportedModel    a well-formed source that this version cannot convert.
+    FileExistsError     `dst` exists, or another conversion is writing it.
+    OSError             ENOSPC before any work if the disk is too small; or a read or write failed.
+    """
+    started = time.monotonic()
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads}; it must be at least 1")
+    dst = Path(os.path.abspath(dst))
+    work = WorkingDirectory(dst)
+    work.refuse_existing()
+    with open_source(Path(src)) as source:
+        plan = make_plan(source, trunk, experts)
+        if isinstance(source, Container):
+            tokenizer = tokenizer_files.copy_from_container(source.directory)
+        else:
+            is_kimi_linear = source.config.get("model_type") == "kimi_linear"
+            tokenizer = tokenizer_files.make_from_checkpoint(source.directory, is_kimi_linear)
+        job = {"version": JOB_VERSION, "source": source.fingerprint, "trunk": plan.trunk_option,
+               "experts": plan.experts_option}
+        run = None
+        try:
+            resumed, warning = work.open(job)
+            run = Job(source, plan, work, threads or usable_cores(), on_progress)
+            run.run(tokenizer, resumed)
+        finally:
+            if run is not None:
+                run.pool.shutdown(cancel_futures=True)
+            work.close()
+        warnings = [*source.warnings, *tokenizer.warnings, *([warning] if warning else [])]
+    return ConvertReport(str(dst), plan.trunk_option, plan.experts_option, plan.trunk_reason, plan.experts_reason,
+                         plan.format_version, len(plan.trunk), len(plan.moe_layers) * plan.n_experts, plan.trunk_bytes,
+                         plan.expert_bytes, plan.total_bytes, run.kept_bytes, time.monotonic() - started, warnings)
