@@ -114,6 +114,14 @@ def regular_size(path: str) -> int:
 
 def load_object(path: str, max_bytes: int) -> tuple[dict[str, Any], bytes]:
     """The JSON object in a file, and the file's bytes."""
+    value, blob = load_json(path, max_bytes)
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: must hold an object", file=path)
+    return value, blob
+
+
+def load_json(path: str, max_bytes: int) -> tuple[Any, bytes]:
+    """The JSON value in a file, read strictly, and the file's bytes."""
     if regular_size(path) > max_bytes:
         raise FormatError(f"{path}: larger than {max_bytes} bytes", file=path)
     with open(path, "rb") as f:
@@ -126,8 +134,6 @@ def load_object(path: str, max_bytes: int) -> tuple[dict[str, Any], bytes]:
         raise FormatError(f"{path}: nested too deeply", file=path) from None
     except ValueError as error:                 # includes UnicodeDecodeError and numbers of too many digits
         raise FormatError(f"{path}: not valid JSON: {error}", file=path) from None
-    if not isinstance(value, dict):
-        raise FormatError(f"{path}: must hold an object", file=path)
     _check_depth(path, value)
     return value, blob
 
@@ -147,9 +153,9 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
-def _check_depth(path: str, top: dict[str, Any]) -> None:
-    level: list[Any] = [top]
-    for _ in range(DEPTH_MAX):
+def _check_depth(path: str, top: Any) -> None:
+    level: list[Any] = [[top]]
+    for _ in range(DEPTH_MAX + 1):
         below: list[Any] = []
         for value in level:
             children = value.values() if isinstance(value, dict) else value

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
@@ -17,7 +17,8 @@ from warp_embed.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from warp_embed.runtime.manifest import Manifest
 
-KV_KINDS = ("f32", "f16", "q8")
+Kv = Literal["f32", "f16", "q8"]
+KV_KINDS: tuple[Kv, ...] = ("f32", "f16", "q8")     # each takes less than the one before
 CHUNK_MAX, CHUNK_MIN = 256, 16
 CONTEXT_LIMIT = 1 << 31
 THREADS_MAX = 1024
@@ -38,8 +39,8 @@ class MemoryPlan:
     trunk_bytes, codebook_bytes, state_bytes, scratch_bytes, cache_bytes
         Resident weights; codebooks; one session at its last position; working memory; the expert cache. Their sum is
         ``total_bytes``, at most ``budget_bytes``.
-    cache_slots, n_records, record_bytes
-        Experts that the cache holds, experts that there are, size of one.
+    cache_slots, min_slots, n_records, record_bytes
+        Experts that the cache holds, has to hold at least, that there are in all; size of one.
     floor_bytes
         The least that works with this context and kv, on up to eight threads. No budget is below it.
     limit_bytes
@@ -59,6 +60,7 @@ class MemoryPlan:
     scratch_bytes: int
     cache_bytes: int
     cache_slots: int
+    min_slots: int
     n_records: int
     record_bytes: int
     floor_bytes: int
@@ -93,7 +95,7 @@ class MemoryPlan:
 
 
 def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: int | str = "auto",
-         context: int = 8192, kv: str = "f16", threads: int | None = None) -> MemoryPlan:
+         context: int = 8192, kv: Kv = "f16", threads: int | None = None) -> MemoryPlan:
     """Plan the memory of a model; reads its manifest only.
 
     Parameters
@@ -121,12 +123,17 @@ def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: i
     """
     from warp_embed.runtime.manifest import Manifest
 
+    return make_plan(Manifest.read(find_model(path), weights=False), memory=memory, context=context, kv=kv,
+                     threads=threads)
+
+
+def make_plan(manifest: Manifest, *, memory: int | str, context: int, kv: str, threads: int | None) -> MemoryPlan:
+    """`plan` of a manifest that was read already."""
     context = _positive("context", context, CONTEXT_LIMIT - 1)
     threads = default_threads() if threads is None else _positive("threads", threads, THREADS_MAX)
     if kv not in KV_KINDS:
         raise ValueError(f"kv is {kv!r}; it must be one of {', '.join(KV_KINDS)}")
     ceiling = None if isinstance(memory, str) and memory.strip().lower() == "auto" else parse_bytes(memory)
-    manifest = Manifest.read(find_model(path), weights=False)
     limit = automatic_budget() if ceiling is None else ceiling
     return solve(measure(manifest), limit, context, kv, threads)
 
@@ -166,11 +173,11 @@ def measure(manifest: Manifest) -> Sizes:
 
     config = manifest.config
     layers = len(config.moe_layers)
-    layout = manifest.experts.layout(config) if layers else None
+    experts = manifest.experts
+    layout = None if experts is None else experts.layout(config)
     codebooks = 0
-    if manifest.n_books:
-        entries = 64 if manifest.experts.index_bits == 6 else 256
-        codebooks = config.n_layers * 3 * manifest.experts.stages * entries * manifest.experts.vec_dim * 4
+    if experts is not None:         # a place for every layer, as f32
+        codebooks = config.n_layers * experts.books_per_layer * experts.entries_padded * experts.vec_dim * 4
 
     def cache(slots: int) -> int:
         if layout is None:
@@ -202,8 +209,8 @@ def solve(sizes: Sizes, limit: int, context: int, kv: str, threads: int) -> Memo
     return MemoryPlan(
         path=sizes.path, context=context, kv=kv, threads=threads, chunk=chunk, trunk_bytes=sizes.trunk,
         codebook_bytes=sizes.codebooks, state_bytes=sizes.state(context, kv),
-        scratch_bytes=sizes.scratch(chunk, threads), cache_bytes=cache, cache_slots=slots, n_records=sizes.n_records,
-        record_bytes=sizes.record, floor_bytes=floor,
+        scratch_bytes=sizes.scratch(chunk, threads), cache_bytes=cache, cache_slots=slots,
+        min_slots=sizes.min_slots, n_records=sizes.n_records, record_bytes=sizes.record, floor_bytes=floor,
         budget_bytes=max(floor, fixed + cache) if resident else limit, limit_bytes=limit)
 
 
@@ -242,7 +249,7 @@ def _address_space_limit() -> int | None:
     except ImportError:                         # Windows
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if soft == resource.RLIM_INFINITY else soft
+    return None if soft == resource.RLIM_INFINITY else int(soft)
 
 
 def _positive(name: str, value: Any, limit: int) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from warp_embed.errors import FormatError
-from warp_embed.runtime.jsonfile import read_json
+from warp_embed.runtime.fields import load_json
 
 if TYPE_CHECKING:
     import tiktoken
@@ -303,8 +303,8 @@ def _read_specials(path: Path, ranks: set[int], vocab: int | None,
 
     if not path.is_file():
         return {}, {}
-    entries = read_json(path, _MAX_SPECIALS_FILE)
-    digest.update(path.read_bytes())
+    entries, blob = load_json(str(path), _MAX_SPECIALS_FILE)
+    digest.update(blob)
     if not isinstance(entries, list):
         refuse(0, "the file is not an array")
     names: dict[int, bytes] = {}
