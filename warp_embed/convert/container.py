@@ -7,6 +7,7 @@ import numpy as np
 
 from warp_embed._kernels import Matrix
 from warp_embed._store import File
+from warp_embed.convert.encode import F16_INFINITY
 from warp_embed.convert.safetensors import to_f32
 from warp_embed.convert.source import MATRICES, Expert, Source, container_config, files_fingerprint, finite
 from warp_embed.runtime.manifest import Encoding, Manifest
@@ -59,6 +60,11 @@ class Container(Source):
         values: np.ndarray = Matrix(entry.encoding, n, entry.cols, payload, scales, entry.group).decode()
         return values
 
+    def trunk_bytes(self, offset: int, nbytes: int) -> bytearray:
+        out = bytearray(nbytes)
+        self._trunk_file.read_into(out, offset)
+        return out
+
     def record(self, layer: int, expert: int) -> bytes:
         """The bytes of one record, not yet checked."""
         assert self.layout is not None
@@ -66,11 +72,11 @@ class Container(Source):
         self._banks[layer].read_into(record, expert * self.layout.record_bytes)
         return bytes(record)
 
-    def expert(self, layer: int, expert: int) -> Expert:
-        return _ContainerExpert(self, layer, expert)
+    def expert(self, layer: int, expert: int) -> ContainerExpert:
+        return ContainerExpert(self, layer, expert)
 
 
-class _ContainerExpert(Expert):
+class ContainerExpert(Expert):
     """Holds its record, checked with its CRC."""
 
     def __init__(self, source: Container, layer: int, expert: int) -> None:
@@ -81,18 +87,21 @@ class _ContainerExpert(Expert):
         record = source.record(layer, expert)
         layout.check(record, layer, expert, base)
         raw = np.frombuffer(record, np.uint8)
-        self._matrices = []
+        self._matrices, self._scales = [], []
         for m, (rows, cols) in enumerate(source.expert_shapes()):
             payload = raw[layout.payload_off[m]:layout.payload_off[m] + layout.span(m)]
+            groups = {Encoding.F32: 0, Encoding.BF16: 0}.get(form.encoding, -(-cols // form.group))
             scales, books = None, None
             if all_books is not None:
-                books = all_books[base + m * form.stages:base + (m + 1) * form.stages]
-                scales = raw[layout.scales_off[m]:layout.scales_off[m] + 2 * rows].view("<u2")
-            elif form.encoding in (Encoding.Q8G, Encoding.Q4G):
-                n = rows * -(-cols // form.group)
-                scales = raw[layout.scales_off[m]:layout.scales_off[m] + 2 * n].view("<u2")
+                groups, books = 1, all_books[base + m * form.stages:base + (m + 1) * form.stages]
+            if groups:
+                scales = raw[layout.scales_off[m]:layout.scales_off[m] + 2 * rows * groups].view("<u2")
+                self._scales.append(scales)
             self._matrices.append(Matrix(form.encoding, rows, cols, payload, scales, form.group, books=books,
                                          vec_dim=form.vec_dim, stages=form.stages))
 
     def rows(self, matrix: int, row0: int, row1: int) -> np.ndarray:
         return finite(self._matrices[matrix].decode(row0, row1), self._where + MATRICES[matrix], row0)
+
+    def has_infinite_scales(self) -> bool:
+        return any(((scales & F16_INFINITY) == F16_INFINITY).any() for scales in self._scales)

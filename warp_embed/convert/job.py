@@ -5,12 +5,12 @@ import errno
 import os
 import shutil
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from warp_embed.convert.container import Container
 from warp_embed.convert.encode import BLOCK_ELEMENTS, HEADER_BYTES, VEC_DIM, encode_expert, encode_rows, row_blocks
 from warp_embed.convert.plan import Plan, expert_manifest, make_plan, trunk_manifest
 from warp_embed.convert.source import Source, open_source
+from warp_embed.convert.threads import in_order, usable_cores
 from warp_embed.convert.writer import AtomicFile, WorkingDirectory, json_bytes, write_file
 from warp_embed.errors import FormatError
 from warp_embed.runtime.manifest import Manifest, TrunkEntry
@@ -28,8 +29,6 @@ IN_FLIGHT_BYTES = 640 << 20             # what all workers together may hold
 FIT_WORKERS = 8                         # each holds a sample of codebook vectors, some 100 MB with its products
 
 Progress = Callable[[str, int, int], None]
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -51,35 +50,12 @@ class ConvertReport:
     warnings: list[str] = field(default_factory=list)
 
 
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def in_order(pool: ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item],
-             most: int) -> Iterator[tuple[Item, Result]]:
-    """(item, function(item)) in the items' order; at most `most` results exist at a time."""
-    pending: deque[tuple[Item, Future[Result]]] = deque()
-    try:
-        for item in items:
-            if len(pending) >= most:
-                first, future = pending.popleft()
-                yield first, future.result()
-            pending.append((item, pool.submit(function, item)))
-        while pending:
-            first, future = pending.popleft()
-            yield first, future.result()
-    finally:
-        for _, future in pending:
-            future.cancel()
-
-
 class Job:
     def __init__(self, source: Source, plan: Plan, work: WorkingDirectory, threads: int,
                  on_progress: Progress | None) -> None:
         self.source, self.plan, self.work, self.threads = source, plan, work, threads
         self._on_progress = on_progress
+        self.trunk_sums: dict[str, list[int]] = {}         # of payload and of scales
         self.done_bytes = 0
         self.kept_bytes = 0
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="warp-embed-convert")
@@ -164,12 +140,27 @@ class Job:
         with AtomicFile(self.work / "trunk.bin") as file:
             for (entry, row0, _), (payload, scales) in in_order(self.pool, encode, blocks(), self.threads + 2):
                 file.write(payload, entry.offset + row0 * entry.row_bytes)
+                sums = self.trunk_sums.setdefault(entry.name, [0, 0])
+                sums[0] = zlib.crc32(payload.data, sums[0])
                 n = payload.nbytes
                 if scales is not None:
                     file.write(scales, entry.scale_offset + row0 * entry.groups * 2)
+                    sums[1] = zlib.crc32(scales.data, sums[1])
                     n += scales.nbytes
                 self._advance("trunk", n)
             file.publish()
+
+    def read_trunk_sums(self) -> None:
+        """Checksums of a trunk that an earlier run has finished."""
+        with open(self.work / "trunk.bin", "rb") as file:
+            for entry in self.plan.trunk:
+                sums = [0, 0]
+                for i, nbytes in enumerate((entry.payload_bytes, entry.scale_bytes)):
+                    while nbytes > 0:
+                        data = file.read(min(nbytes, 4 << 20))
+                        nbytes -= len(data)
+                        sums[i] = zlib.crc32(data, sums[i])
+                self.trunk_sums[entry.name] = sums
 
     # -- experts ------------------------------------------------------------------
 
@@ -233,14 +224,16 @@ class Job:
             document["layers"] = {str(layer): {"file": f"experts-L{layer}.bin", "experts": plan.n_experts,
                                                "bytes": plan.bank_bytes, "codebook_base": plan.base(layer)}
                                   for layer in plan.moe_layers}
-        document["trunk"] = [trunk_manifest(entry) for entry in plan.trunk]
+        document["trunk"] = [trunk_manifest(entry, *self.trunk_sums[entry.name]) for entry in plan.trunk]
         return document
 
     def run(self, tokenizer: tokenizer_files.TokenizerFiles, resumed: bool) -> None:
         self.look_for_finished_parts(resumed)
         self.check_disk()
         self._advance("start", self.kept_bytes)
-        if not self.trunk_finished:
+        if self.trunk_finished:
+            self.read_trunk_sums()
+        else:
             self.write_trunk()
         if self.plan.books_per_layer:
             self.fit_codebooks()

@@ -27,12 +27,14 @@ def trunk_bytes(entry: TrunkEntry) -> int:
     return entry.payload_bytes + entry.scale_bytes
 
 
-def trunk_manifest(entry: TrunkEntry) -> dict[str, Any]:
+def trunk_manifest(entry: TrunkEntry, crc: int, scale_crc: int) -> dict[str, Any]:
+    """An element of the manifest's trunk array; the checksums are ours, other readers ignore them."""
     out: dict[str, Any] = {"name": entry.name, "fmt": int(entry.encoding), "off": entry.offset,
                            "shape": list(entry.shape)}
     if entry.groups:
         out |= {"group": entry.group, "scale_off": entry.scale_offset}
-    return out | {"bytes": trunk_bytes(entry)}
+    out |= {"bytes": trunk_bytes(entry), "crc32": crc}
+    return out | {"scale_crc32": scale_crc} if entry.groups else out
 
 
 def expert_manifest(form: ExpertFormat) -> dict[str, Any]:
