@@ -5,7 +5,6 @@ before it was held against the size of the file.
 """
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,29 +13,12 @@ import numpy as np
 
 from warp_embed._store import File
 from warp_embed.errors import FormatError, UnsupportedModel
+from warp_embed.runtime.fields import parse_json, regular_size
 
 HEADER_CAP = 100_000_000
 ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
               "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8}
 FLOATS = ("F32", "F16", "BF16")         # what is a weight by itself; F8_E4M3 needs scales
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return found
-
-
-def _constant(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
-
-
-def parse_json(data: bytes, path: Path) -> Any:
-    try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path.name} is not valid JSON: {error}", file=str(path)) from None
 
 
 class Slice(NamedTuple):
@@ -60,6 +42,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        regular_size(str(path))             # a FIFO would hang whoever opens it
         self._file = File(str(path))
         try:
             self.tensors = self._read_header()
@@ -81,7 +64,7 @@ class SafetensorsFile:
         n = int.from_bytes(self._bytes(0, 8), "little")
         if n > min(HEADER_CAP, size - 8):
             raise self._refuse(f"the header claims {n} bytes; the file has {size}")
-        header = parse_json(self._bytes(8, n), self.path)
+        header = parse_json(self._bytes(8, n), str(self.path))
         if not isinstance(header, dict):
             raise self._refuse("the header is not an object")
         header.pop("__metadata__", None)

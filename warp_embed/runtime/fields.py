@@ -128,6 +128,11 @@ def load_json(path: str, max_bytes: int) -> tuple[Any, bytes]:
         blob = f.read(max_bytes + 1)
     if len(blob) > max_bytes:
         raise FormatError(f"{path}: larger than {max_bytes} bytes", file=path)
+    return parse_json(blob, path), blob
+
+
+def parse_json(blob: bytes, path: str) -> Any:
+    """The JSON value in bytes that came from `path`, read strictly: no key twice, no NaN, bounded depth."""
     try:
         value = json.loads(blob.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError:
@@ -135,7 +140,7 @@ def load_json(path: str, max_bytes: int) -> tuple[Any, bytes]:
     except ValueError as error:                 # includes UnicodeDecodeError and numbers of too many digits
         raise FormatError(f"{path}: not valid JSON: {error}", file=path) from None
     _check_depth(path, value)
-    return value, blob
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
