@@ -1,24 +1,16 @@
 """A small vocabulary (256 bytes and some merges) against tiktoken itself, and files that break the rules."""
 import base64
-import json
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vocabulary import SPECIALS, TOKENS, VOCAB, rank_lines, write
 
 from warp_embed.errors import FormatError
 from warp_embed.runtime import tokenizer as module
 from warp_embed.runtime.tokenizer import PATTERN, StopFilter, TextStream, Tokenizer
 
-MERGES = [b"th", b"the", b" t", b" the", b"in", b"ing", b"<|", b"|>", b"im", b"im_", b"end", b"Hel", b"He", b"llo",
-          b"ll", b"Hello", b" w", b"wor", b"or", b"  ", b"    ", b"12", b"123", b"__", b"____", b"--", b"----", b"aa",
-          b"aaaa", "é".encode(), "中".encode(), "文".encode(), "中文".encode(), "नम".encode(), b'">',
-          b"='", b"'s", b"\n\n"]
-SPECIALS = {"[BOS]": 300, "[EOS]": 301, "<|im_end|>": 302, "<|im_user|>": 303, "<|im_assistant|>": 304,
-            "<|im_middle|>": 306, "<|im_end|>x": 307, "<|sep|>": 308, "[PAD]": 319}
-VOCAB = 320
-TOKENS = {bytes([i]): i for i in range(256)} | {m: 256 + i for i, m in enumerate(dict.fromkeys(MERGES))}
 TEXTS = [
     "", "a", "Hello world, the thing's in.", "HelloWORLD camelCaseHTTPServer ABCdef", "don't DON'T we'LL",
     "١٢٣٤٥ ੧੨੩੪ 1234567 ½ Ⅷ", "नमस्ते दुनिया", "مرحبا بالعالم", "中文字符 mixed 中文abc",
@@ -26,18 +18,6 @@ TEXTS = [
     "tab\tand\r\nline\n\n\n  indent", "   leading and trailing   ", "a\0b\x01\x7f",
     "x" * 300, "-" * 300, "中" * 86, " " * 300, "\n" * 300,
 ]
-
-
-def rank_lines(tokens=TOKENS):
-    return [base64.b64encode(t) + b" %d" % r for t, r in tokens.items()]
-
-
-def write(folder, lines=None, specials=SPECIALS, name="tokenizer.model"):
-    (folder / name).write_bytes(b"\n".join(rank_lines() if lines is None else lines) + b"\n")
-    if specials is not None:
-        entries = [{"id": i, "text": t} for t, i in specials.items()] if isinstance(specials, dict) else specials
-        (folder / "specials.json").write_text(entries if isinstance(entries, str) else json.dumps(entries))
-    return folder
 
 
 @pytest.fixture(scope="module")

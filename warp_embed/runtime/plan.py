@@ -240,7 +240,7 @@ def automatic_budget(root: Path = Path("/")) -> int:
         capacity = min(capacity, space)
         available = min(available, max(0, space - psutil.Process().memory_info().vms))
     reserve = min(2 * GIB, capacity // 8)
-    return max(0, min(available - reserve, capacity * 3 // 4))
+    return max(0, int(min(available - reserve, capacity * 3 // 4)))
 
 
 def _address_space_limit() -> int | None:
