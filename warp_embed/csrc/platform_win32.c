@@ -1,0 +1,1 @@
+typedef int we_not_this_platform;
