@@ -1,0 +1,258 @@
+"""An open model: weights in memory, experts on disk, threads, and the sessions that use them."""
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, BinaryIO
+
+from warp_embed._store import ExpertStore, Trunk
+from warp_embed.engine.forward import Engine, State, state_bytes
+from warp_embed.errors import BudgetError, FormatError, ForkedError, SessionClosed
+from warp_embed.runtime import statefile
+from warp_embed.runtime.config import ModelConfig
+from warp_embed.runtime.manifest import Manifest, TrunkEntry
+from warp_embed.runtime.paths import find_model
+from warp_embed.runtime.plan import MemoryPlan, make_plan
+from warp_embed.runtime.session import Session
+
+if TYPE_CHECKING:
+    from warp_embed.runtime.chat import Chat
+    from warp_embed.runtime.tokenizer import Tokenizer
+
+Path = str | bytes | os.PathLike
+
+
+class Model:
+    """A container that is open. Make one with :meth:`open`; use it as a context manager or call :meth:`close`.
+
+    Sessions of one model may be used from different threads; they take turns inside the engine.
+
+    Attributes
+    ----------
+    path : str
+    config : ModelConfig
+        Shapes and switches of the model.
+    plan : MemoryPlan
+        What was planned at open, in bytes.
+    fingerprint : str
+        Identifies the weights; a saved session only fits the model that made it.
+    """
+
+    path: str
+    config: ModelConfig
+    plan: MemoryPlan
+    fingerprint: str
+
+    @classmethod
+    def open(cls, name: Path, *, memory: str | int = "auto", context: int = 8192, threads: int | None = None,
+             kv: str = "f16", verify: bool = False,
+             on_progress: Callable[[int, int], object] | None = None) -> Model:
+        """Open a container.
+
+        Parameters
+        ----------
+        name : path, or the name of a model in the user's data directory
+        memory : "auto", bytes, or text with a unit such as "24GB" or "24GiB"
+            Ceiling for everything that the engine allocates.
+        context : int
+            Most tokens of a session, at least 1.
+        threads : int, optional
+            Default: as many as this process may use of the physical cores.
+        kv : {"f16", "f32", "q8"}
+            Storage of the MLA latents.
+        verify : bool
+            Check the CRC of every expert record when it is read (headers are always checked).
+        on_progress : callable(done_bytes, total_bytes), optional
+            Called in this thread between tensors. An exception stops the loading and comes out of here.
+
+        Raises
+        ------
+        FileNotFoundError    names the folders that were searched.
+        FormatError          the container is malformed: file, field, layer.
+        UnsupportedModel     it is sound, but needs something this version lacks.
+        BudgetError          `memory` is below the floor: ``.needed_bytes``, ``.budget_bytes``.
+        """
+        manifest = Manifest.read(find_model(name))
+        plan = make_plan(manifest, memory=memory, context=context, kv=kv, threads=threads)
+        self = cls.__new__(cls)
+        self.path = str(manifest.directory)
+        self.config = manifest.config
+        self.plan = plan
+        self._manifest = manifest
+        self._pid = os.getpid()
+        self._lock = threading.Lock()           # one pass at a time
+        self._sessions = weakref.WeakSet()
+        self._tokenizer = None
+        self._entries = manifest.text_entries()
+        self._trunk = Trunk(os.path.join(self.path, "trunk.bin"), self._entries, on_progress=on_progress)
+        self._store = open_experts(manifest, plan.cache_slots, verify)
+        self._engine = Engine(manifest.config, self._trunk, self._store, manifest.prefix, context=plan.context,
+                              chunk=plan.chunk, threads=plan.threads, kv=plan.kv)
+        self.fingerprint = fingerprint(manifest, self._trunk, self._store)
+        self._closed = False
+        return self
+
+    def session(self) -> Session:
+        """A new, empty conversation. The first is part of the plan; others take bytes from the expert cache.
+
+        Raises
+        ------
+        BudgetError      the cache would fall below its minimum; nothing was changed.
+        """
+        self._check()
+        with self._lock:
+            self._make_room()
+            session = Session(self, State(self._engine, self.config))
+            self._sessions.add(session)
+            return session
+
+    def restore(self, source: Path | BinaryIO) -> Session:
+        """The session that was saved to `source`: same tokens, logits and random numbers.
+
+        Raises
+        ------
+        StateError       the file is damaged, or of another model or `kv` (``.field``); nothing was changed.
+        ContextFull      it holds more tokens than this model's context.
+        """
+        saved = statefile.read(source, self.fingerprint, self.plan.kv, self.plan.context)
+        session = self.session()
+        session._become(saved)
+        return session
+
+    def chat(self, *, system: str | None = None) -> Chat:
+        """A conversation in the model's own chat format, on a new session."""
+        from warp_embed.runtime.chat import Chat
+        return Chat(self, system=system)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to ids and back. FormatError when the container has no tokenizer files."""
+        self._check()
+        if self._tokenizer is None:
+            from warp_embed.runtime.tokenizer import Tokenizer
+            if not self.has_text:
+                raise FormatError(f"{self.path} has no tokenizer.model: it runs on token ids only; add the release's "
+                                  "rank file and specials.json to use text", file="tokenizer.model")
+            self._tokenizer = Tokenizer(self.path, self.config.vocab)
+        return self._tokenizer
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the container has tokenizer files."""
+        return any(os.path.exists(os.path.join(self.path, name)) for name in ("tokenizer.model", "tiktoken.model"))
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use: trunk, scratch, state (all sessions), cache, and their sum, beside the budget."""
+        self._check()
+        parts = {"trunk": self.plan.trunk_bytes, "scratch": self.plan.scratch_bytes,
+                 "state": self.plan.state_bytes * max(1, len(self._sessions)), "cache": self._cache_bytes()}
+        return {**parts, "total": sum(parts.values()), "budget": self.plan.budget_bytes}
+
+    def stats(self) -> dict[str, object]:
+        """Counters since open: expert cache hits, misses, evictions, bytes_read, read_s, slots; direct; sessions."""
+        self._check()
+        experts = self._store.stats() if self._store is not None else {}
+        return {**experts, "sessions": len(self._sessions)}
+
+    def resize_cache(self, nbytes: int) -> int:
+        """Let the expert cache use at most `nbytes`, though never less than its minimum; the bytes it has then."""
+        self._check()
+        if self._store is None:
+            return 0
+        with self._lock:
+            slots = (nbytes - self._cache_bytes(0)) // self.plan.record_bytes
+            self._store.resize(max(self.plan.min_slots, min(slots, self.plan.n_records)))
+            return self._cache_bytes()
+
+    def trim(self) -> int:
+        """Give back what the expert cache can spare; the bytes freed. It fills again with use after resize_cache."""
+        self._check()
+        before = self._cache_bytes()
+        return before - self.resize_cache(0) if before else 0
+
+    def close(self) -> None:
+        """Close all sessions, stop the threads, free the memory. May be called from any thread, and again."""
+        if getattr(self, "_closed", True):
+            return
+        if self._pid != os.getpid():
+            self._engine.forget()
+            self._closed = True
+            return
+        for session in list(self._sessions):
+            session.cancel()
+        with self._lock:
+            self._closed = True
+            self._engine.close()
+            if self._store is not None:
+                self._store.close()
+        for session in list(self._sessions):
+            session.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __reduce__(self):
+        raise TypeError("an open model cannot be pickled; pass its path and open it there")
+
+    def __repr__(self) -> str:
+        return f"<Model {self.path!r}{' (closed)' if self._closed else ''}>"
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError("this model was opened before fork(); open it again in the child process")
+        if self._closed:
+            raise SessionClosed("the model was closed; open it again")
+
+    def _cache_bytes(self, slots: int | None = None) -> int:
+        if self._store is None:
+            return 0
+        have = self._store.stats()["slots"] if slots is None else slots
+        return ExpertStore.cache_bytes(self._store.layout_object, self.config.n_layers, self.config.n_experts, have)
+
+    def _make_room(self) -> None:
+        """Have a session's bytes within the budget, from the cache if need be."""
+        if not self._sessions:
+            return
+        need = state_bytes(self.config, self.plan.context, self.plan.kv)
+        lacking = self.memory()["total"] + need - self.plan.budget_bytes
+        if lacking <= 0:
+            return
+        spare = 0 if self._store is None else self._store.stats()["slots"] - self.plan.min_slots
+        slots = -(-lacking // max(1, self.plan.record_bytes))
+        if slots > spare:
+            raise BudgetError(
+                f"another session needs {need} bytes and the expert cache can give {spare * self.plan.record_bytes}: "
+                "close a session, or open the model with more memory or less context",
+                needed_bytes=self.memory()["total"] + need, budget_bytes=self.plan.budget_bytes)
+        self._store.resize(self._store.stats()["slots"] - slots)
+
+
+def open_experts(manifest: Manifest, slots: int, verify: bool = False, direct: bool = True) -> ExpertStore | None:
+    """The expert store of a container, or None if it has no experts."""
+    if not manifest.banks:
+        return None
+    banks = {layer: (os.path.join(str(manifest.directory), bank.file), bank.n_experts, bank.codebook_base)
+             for layer, bank in manifest.banks.items()}
+    return ExpertStore(manifest.experts.layout(manifest.config), manifest.config.n_layers, banks,
+                       manifest.read_books(), slots, check_crc=verify, direct=direct)
+
+
+def fingerprint(manifest: Manifest, trunk: Trunk, store: ExpertStore | None) -> str:
+    """A digest of the manifest, of the small tensors, and of the first expert of every layer: other weights of the
+    same shape differ in them."""
+    digest = hashlib.sha256(manifest.fingerprint.encode())
+    small: list[TrunkEntry] = [entry for entry in manifest.text_entries() if entry.rows == 1]
+    for entry in sorted(small, key=lambda entry: entry.name):
+        digest.update(trunk.decode(entry.name).tobytes())
+    for layer in sorted(manifest.banks):
+        digest.update(store.record(layer, 0)[:48])
+    return digest.hexdigest()

@@ -1,0 +1,152 @@
+"""A saved session, as bytes.
+
+    "WESTATE\\0"   8 bytes
+    version       u32, 1
+    n             u32, bytes of the header
+    header        UTF-8 JSON: fingerprint, kv, position, seed, and a list of sections [name, bytes, crc32]
+    crc32         u32, of version, n and header
+    sections      one behind the other, in the order of the list, nothing behind them
+
+All numbers are little-endian. Sections: "tokens" int32, "arena" float32 (for every KDA layer S [H][D][D] and
+convolution tail [K - 1][3 C]; then the last normed hidden vector), "latents.N" for every MLA layer (position rows).
+A file is hostile until checked: nothing is built from it before all of it was read and every CRC holds.
+"""
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import struct
+import tempfile
+import zlib
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+
+from warp_embed.errors import ContextFull, StateError
+
+MAGIC = b"WESTATE\0"
+VERSION = 1
+HEADER_CAP = 1 << 20            # bytes of JSON; a real one has a few kilobytes
+START = struct.Struct("<8sII")
+CRC = struct.Struct("<I")
+
+Path = str | bytes | os.PathLike
+
+
+@dataclass(frozen=True)
+class SavedSession:
+    tokens: np.ndarray              # int32 (position,)
+    seed: int
+    arena: np.ndarray               # float32, flat
+    latents: dict[int, np.ndarray]  # MLA layer -> uint8 (position, bytes of a latent)
+
+
+def write(target: Path | BinaryIO, saved: SavedSession, fingerprint: str, kv: str) -> None:
+    """Write to a path (temporary file, flushed, renamed; readable by its owner only) or to a binary file object."""
+    if hasattr(target, "write"):
+        _write_stream(target, saved, fingerprint, kv)
+        return
+    path = os.fsdecode(target)
+    descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=os.path.dirname(path) or ".")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:         # mkstemp made it 0600
+            _write_stream(stream, saved, fingerprint, kv)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _write_stream(stream: BinaryIO, saved: SavedSession, fingerprint: str, kv: str) -> None:
+    parts = {"tokens": saved.tokens.astype("<i4"), "arena": saved.arena.astype("<f4"),
+             **{f"latents.{layer}": rows for layer, rows in saved.latents.items()}}
+    views = {name: memoryview(np.ascontiguousarray(part)).cast("B") if part.size else memoryview(b"")
+             for name, part in parts.items()}
+    header = json.dumps({
+        "fingerprint": fingerprint, "kv": kv, "position": len(saved.tokens), "seed": saved.seed,
+        "sections": [[name, view.nbytes, zlib.crc32(view)] for name, view in views.items()],
+    }).encode()
+    start = START.pack(MAGIC, VERSION, len(header))
+    stream.write(start + header + CRC.pack(zlib.crc32(header, zlib.crc32(start[8:]))))
+    for view in views.values():
+        stream.write(view)
+
+
+def read(source: Path | bytes | BinaryIO, fingerprint: str, kv: str, context: int) -> SavedSession:
+    """Read and check. StateError (``.field``) if it is damaged or of another model, ContextFull if it is too long."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        return _read_stream(io.BytesIO(source), fingerprint, kv, context)
+    if hasattr(source, "read"):
+        return _read_stream(source, fingerprint, kv, context)
+    with open(source, "rb") as stream:
+        return _read_stream(stream, fingerprint, kv, context)
+
+
+def _read_stream(stream: BinaryIO, fingerprint: str, kv: str, context: int) -> SavedSession:
+    header = _read_header(stream)
+    if header["fingerprint"] != fingerprint:
+        raise StateError("this state was saved by another model", field="fingerprint")
+    if header["kv"] != kv:
+        raise StateError(f"this state holds latents as {header['kv']!r}, the model was opened with kv={kv!r}", field="kv")
+    position = header["position"]
+    if position > context:
+        raise ContextFull(f"this state holds {position} tokens; open the model with context={position} or more",
+                          position=position, context=context, needed=position)
+    sections = {}
+    for name, nbytes, crc in header["sections"]:
+        data = _exactly(stream, nbytes, name)
+        if zlib.crc32(data) != crc:
+            raise StateError(f"section {name!r} of the state is damaged", field=name)
+        sections[name] = data
+    if stream.read(1):
+        raise StateError("there are bytes behind the end of the state", field="end")
+    try:
+        tokens = np.frombuffer(sections.pop("tokens"), "<i4").astype(np.int32)
+        arena = np.frombuffer(sections.pop("arena"), "<f4").astype(np.float32)
+        latents = {int(name.removeprefix("latents.")): np.frombuffer(data, np.uint8).reshape(position, -1)
+                   for name, data in sections.items()}
+    except (KeyError, ValueError) as error:
+        raise StateError(f"the sections of the state do not fit together: {error}", field="sections") from None
+    if len(tokens) != position:
+        raise StateError(f"{len(tokens)} tokens for {position} positions", field="tokens")
+    return SavedSession(tokens, header["seed"], arena, latents)
+
+
+def _read_header(stream: BinaryIO) -> dict:
+    start = _exactly(stream, START.size, "start")
+    magic, version, n = START.unpack(start)
+    if magic != MAGIC:
+        raise StateError("this is not a saved session", field="magic")
+    if version != VERSION:
+        raise StateError(f"version {version} of the state format; this program reads {VERSION}", field="version")
+    if n > HEADER_CAP:
+        raise StateError(f"a header of {n} bytes", field="header")
+    text = _exactly(stream, n, "header")
+    if CRC.unpack(_exactly(stream, CRC.size, "header"))[0] != zlib.crc32(text, zlib.crc32(start[8:])):
+        raise StateError("the header of the state is damaged", field="header")
+    header = json.loads(text)
+    kinds = {"fingerprint": str, "kv": str, "position": int, "seed": int, "sections": list}
+    for field, kind in kinds.items():
+        if not isinstance(header.get(field), kind):
+            raise StateError(f"the state has no sound {field}", field=field)
+    if header["position"] < 0 or not all(len(s) == 3 and isinstance(s[1], int) and s[1] >= 0 for s in header["sections"]):
+        raise StateError("the section list of the state is not sound", field="sections")
+    return header
+
+
+def _exactly(stream: BinaryIO, n: int, field: str) -> bytes:
+    """n bytes; in pieces, so that a false length ends at the end of the file and not in an allocation."""
+    pieces, left = [], n
+    while left:
+        piece = stream.read(min(left, 1 << 24))
+        if not piece:
+            raise StateError(f"the state is cut short in {field!r}", field=field)
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
