@@ -156,7 +156,7 @@ class Session:
             raise ValueError(f"budget_s={budget_s!r} is not a time")
         with self._use() as state:
             state.cancel(False)
-            return self._step(state, sampling or GREEDY, token, budget_s)
+            return self._evaluate(state, self._next(sampling or GREEDY, token), budget_s)
 
     def generate(self, prompt: str | Sequence[int] | None = None, *, max_tokens: int | None = None,
                  sampling: Sampling | None = None, stop: str | Sequence[str] = ()) -> Iterator[Token]:
@@ -215,13 +215,14 @@ class Session:
 
     def _generate_one(self, state: State, sampling: Sampling, eos: int | None) -> tuple[Token, FinishReason | None]:
         """The next token, evaluated unless it ends the text."""
-        chosen, logprob = self._choose(sampling)
-        if chosen == eos and self._pending is None:
-            return Token(chosen, "", logprob), "stop"
+        chosen = self._next(sampling, None)
+        if chosen.id == eos:
+            self._drop_pending(state)
+            return chosen, "stop"
         try:
-            token = self._step(state, sampling, None, None)
+            token = self._evaluate(state, chosen, None)
         except Cancelled:
-            return Token(chosen, "", logprob), "cancelled"
+            return chosen, "cancelled"
         assert token is not None        # only a budget pauses
         return token, None
 
@@ -316,46 +317,40 @@ class Session:
                 self._recorder.committed(**extra)
         return done
 
-    def _step(self, state: State, sampling: Sampling, token: int | None, budget_s: float | None) -> Token | None:
-        if self._pending is None:
-            self._need_room(1)
-            self._pending = self._chosen(sampling, token)
-        elif token is not None and token != self._pending.id:
-            raise StateError(f"token {self._pending.id} is pending; resume it, or cancel() to drop it", field="token")
-        pending, row = self._pending, self._row()
-        before, start = self._io(), time.perf_counter()
-        try:
-            done = self._advance(state, np.array([pending.id], np.int32), row,
-                                 budget_s=max(budget_s, 1e-9) if budget_s is not None else 0.0)
-        except BaseException:
-            self._pending = None
-            raise
-        after, spent = self._io(), time.perf_counter() - start
-        stats = TokenStats(pending.stats.hits + after[0] - before[0], pending.stats.misses + after[1] - before[1],
-                           pending.stats.bytes_read + after[2] - before[2], pending.stats.total_ms + spent * 1e3,
-                           pending.stats.io_ms + (after[3] - before[3]) * 1e3)
-        if not done:
-            self._pending = Token(pending.id, "", pending.logprob, stats)
-            return None
-        self._pending = None
-        self._logits = row[-1]
-        return Token(pending.id, self._text(pending.id), pending.logprob, stats)
-
-    def _chosen(self, sampling: Sampling, token: int | None) -> Token:
+    def _next(self, sampling: Sampling, token: int | None) -> Token:
+        """The token to evaluate: the pending one, the one given, or one chosen from the logits."""
+        if self._pending is not None:
+            if token is not None and token != self._pending.id:
+                raise StateError(f"token {self._pending.id} is pending; resume it, or cancel() to drop it",
+                                 field="token")
+            return self._pending
+        self._need_room(1)
         if token is None:
-            chosen, logprob = self._choose(sampling)
+            if self.position == 0:
+                raise StateError("there are no logits yet: prefill a prompt, or give a token", field="position")
+            chosen, logprob = choose(self._current_logits(), sampling, self._seed, self.position, self._tokens)
             return Token(chosen, "", logprob)
         if self.position == 0:
             return Token(token, "", math.nan)
         logits = self._current_logits()
         return Token(token, "", float(logits[token]) - _kernels.log_sum_exp(logits))
 
-    def _choose(self, sampling: Sampling) -> tuple[int, float]:
-        if self._pending is not None:
-            return self._pending.id, self._pending.logprob
-        if self.position == 0:
-            raise StateError("there are no logits yet: prefill a prompt, or give a token", field="position")
-        return choose(self._current_logits(), sampling, self._seed, self.position, self._tokens)
+    def _evaluate(self, state: State, token: Token, budget_s: float | None) -> Token | None:
+        """Evaluate one token, or a part of it; what it cost so far is in its stats."""
+        row = self._row()
+        self._pending = None
+        before, start = self._counters(), time.perf_counter()
+        done = self._advance(state, np.array([token.id], np.int32), row,
+                             budget_s=0.0 if budget_s is None else max(budget_s, 1e-9))
+        spent, after, so_far = time.perf_counter() - start, self._counters(), token.stats
+        stats = TokenStats(so_far.hits + after[0] - before[0], so_far.misses + after[1] - before[1],
+                           so_far.bytes_read + after[2] - before[2], so_far.total_ms + spent * 1e3,
+                           so_far.io_ms + (after[3] - before[3]) * 1e3)
+        if not done:
+            self._pending = Token(token.id, "", token.logprob, stats)
+            return None
+        self._logits = row[0]
+        return Token(token.id, self._text(token.id), token.logprob, stats)
 
     def _current_logits(self) -> np.ndarray:
         if self._logits is None:        # a prompt was stopped between two pieces, or the session was restored
@@ -376,7 +371,7 @@ class Session:
             self._stream = TextStream(self.model.tokenizer)
         return self._stream.push(token)
 
-    def _io(self) -> tuple[int, int, int, float]:
+    def _counters(self) -> tuple[int, int, int, float]:
         store = self.model._store
         return (0, 0, 0, 0.0) if store is None else store.counters()
 
