@@ -21,9 +21,9 @@ class Recorder:
     def __init__(self, session: Session) -> None:
         config = session.model.config
         self.layers = list(config.moe_layers)
-        self.top_k = config.top_k
+        self.top_k, self.n_experts = config.top_k, config.n_experts
         self.start = session.position
-        self.seen: list[tuple[np.ndarray, np.ndarray]] = []
+        self.seen: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self.recording = False
         self.forced: dict[int, tuple[np.ndarray, np.ndarray]] = {}      # position -> [MoE layers][top_k]
 
@@ -34,7 +34,8 @@ class Recorder:
         shape = (len(self.layers), n, self.top_k)
         out = {}
         if self.recording:
-            out |= {"trace_idx": np.zeros(shape, np.int32), "trace_weight": np.zeros(shape, np.float32)}
+            out |= {"trace_idx": np.zeros(shape, np.int32), "trace_weight": np.zeros(shape, np.float32),
+                    "trace_logits": np.zeros((*shape[:2], self.n_experts), np.float32)}
         if self.forced:
             pairs = [self.forced[position + t] for t in range(n)]       # KeyError: the trace does not reach so far
             out |= {"forced_idx": np.ascontiguousarray(np.stack([idx for idx, _ in pairs], 1)),
@@ -42,10 +43,10 @@ class Recorder:
         return out
 
     def committed(self, trace_idx: np.ndarray | None = None, trace_weight: np.ndarray | None = None,
-                  **_: object) -> None:
+                  trace_logits: np.ndarray | None = None, **_: object) -> None:
         """The pass that was given these arrays was committed."""
-        if trace_idx is not None and trace_weight is not None:
-            self.seen.append((trace_idx, trace_weight))
+        if trace_idx is not None and trace_weight is not None and trace_logits is not None:
+            self.seen.append((trace_idx, trace_weight, trace_logits))
 
 
 class Trace:
@@ -66,13 +67,23 @@ class Trace:
 
     @property
     def routing(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """MoE layer -> (ids int32, weights float32), each (tokens, top_k), ids ascending, scaling included."""
-        k, seen = self._recorder.top_k, self._recorder.seen
-        empty = (np.zeros((len(self._recorder.layers), 0, k), np.int32),
-                 np.zeros((len(self._recorder.layers), 0, k), np.float32))
-        idx = np.concatenate([empty[0], *(idx for idx, _ in seen)], 1)
-        weight = np.concatenate([empty[1], *(weight for _, weight in seen)], 1)
-        return {layer: (idx[i], weight[i]) for i, layer in enumerate(self._recorder.layers)}
+        """MoE layer -> (ids int32, weights float32), each (tokens, top_k), ids ascending, scaling included.
+
+        What the router chose, also where another choice was forced upon the session.
+        """
+        ids, weights = self._joined(0, np.int32), self._joined(1, np.float32)
+        return {layer: (ids[i], weights[i]) for i, layer in enumerate(self._recorder.layers)}
+
+    @property
+    def router_logits(self) -> dict[int, np.ndarray]:
+        """MoE layer -> float32 (tokens, experts), before sigmoid and bias."""
+        logits = self._joined(2, np.float32)
+        return {layer: logits[i] for i, layer in enumerate(self._recorder.layers)}
+
+    def _joined(self, part: int, dtype: type) -> np.ndarray:
+        width = self._recorder.n_experts if part == 2 else self._recorder.top_k
+        empty = np.zeros((len(self._recorder.layers), 0, width), dtype)
+        return np.concatenate([empty, *(arrays[part] for arrays in self._recorder.seen)], 1)
 
     @property
     def kda_states(self) -> dict[int, np.ndarray]:

@@ -70,10 +70,7 @@ cdef void route(Pass *p, const MoeWeights *w) noexcept nogil:
     cdef we_acts exact = s.in_acts
     cdef RouteArgs args
     cdef size_t n = p.n * p.c.k, row = w.index * n
-    if p.forced_idx != NULL:
-        memcpy(s.idx, p.forced_idx + row, n * sizeof(int32_t))
-        memcpy(s.weight, p.forced_weight + row, n * sizeof(float))
-    else:
+    if p.forced_idx == NULL or p.trace_idx != NULL:
         set_acts(&exact, s.h, p.c.hidden)
         exact_product(p, w.router, &exact)
         args.p = p
@@ -83,6 +80,10 @@ cdef void route(Pass *p, const MoeWeights *w) noexcept nogil:
     if p.trace_idx != NULL:
         memcpy(p.trace_idx + row, s.idx, n * sizeof(int32_t))
         memcpy(p.trace_weight + row, s.weight, n * sizeof(float))
+        memcpy(p.trace_logits + w.index * p.n * p.c.E, s.router_logits, p.n * p.c.E * sizeof(float))
+    if p.forced_idx != NULL:
+        memcpy(s.idx, p.forced_idx + row, n * sizeof(int32_t))
+        memcpy(s.weight, p.forced_weight + row, n * sizeof(float))
 
 
 cdef struct ExactArgs:

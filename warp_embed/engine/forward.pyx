@@ -268,6 +268,7 @@ cdef class State:
 
     def advance(self, const int32_t[::1] ids, float[:, ::1] logits=None, *, bint signals=False, double budget_s=0,
                 int32_t[:, :, ::1] trace_idx=None, float[:, :, ::1] trace_weight=None,
+                float[:, :, ::1] trace_logits=None,
                 const int32_t[:, :, ::1] forced_idx=None, const float[:, :, ::1] forced_weight=None):
         """Evaluate n tokens and commit them.
 
@@ -282,7 +283,9 @@ cdef class State:
         budget_s : float
             0: no limit; otherwise pause between layers once so many seconds have passed (n = 1).
         trace_idx, trace_weight : arrays, shape (MoE layers, n, top_k), optional
-            Receive what was routed; forced_idx and forced_weight are obeyed instead of the router.
+            Receive what the router chose; trace_logits, (MoE layers, n, experts), what it chose from.
+        forced_idx, forced_weight : arrays, shape (MoE layers, n, top_k), optional
+            Obeyed instead of the router.
 
         Returns
         -------
@@ -310,6 +313,7 @@ cdef class State:
         p.x = self.x if n == 1 else e.s.x
         if trace_idx is not None:
             p.trace_idx, p.trace_weight = &trace_idx[0, 0, 0], &trace_weight[0, 0, 0]
+            p.trace_logits = &trace_logits[0, 0, 0]
         if forced_idx is not None:
             p.forced_idx, p.forced_weight = &forced_idx[0, 0, 0], &forced_weight[0, 0, 0]
         watch.cancel = &self.cancel_flag

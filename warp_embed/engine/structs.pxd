@@ -168,8 +168,9 @@ cdef struct Pass:                       # n tokens on their way through the laye
     size_t n, position
     int parity                          # half of the state that is read
     float *x                            # [n][hidden] residual stream
-    int32_t *trace_idx                  # [MoE layers][n][k] what was routed, or NULL
+    int32_t *trace_idx                  # [MoE layers][n][k] what the router chose, or NULL
     float *trace_weight
-    const int32_t *forced_idx           # the same to obey, or NULL
+    float *trace_logits                 # [MoE layers][n][E]
+    const int32_t *forced_idx           # [MoE layers][n][k] to obey instead, or NULL
     const float *forced_weight
     we_fault fault
