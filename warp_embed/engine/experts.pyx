@@ -133,10 +133,13 @@ cdef we_status fetch_experts(Pass *p, int layer, size_t begin, size_t *end, size
     cdef Scratch *s = p.s
     cdef const void *record
     cdef const float *books[3]
-    cdef size_t e = begin, pins = 0, row0 = s.first[begin], m
+    cdef size_t e = begin, pins = 0, row0 = s.first[begin]
     cdef we_status status
+    cdef int m
     for m in range(WE_MATRICES):
-        books[m] = NULL if p.books == NULL else p.books + (layer * WE_MATRICES + m) * p.book_stride
+        books[m] = NULL
+        if p.books != NULL:
+            books[m] = p.books + (layer * WE_MATRICES + m) * p.book_stride
     while e < p.c.E and pins < max_pins and s.first[e + 1] - row0 <= s.pair_rows:
         if s.first[e + 1] > s.first[e]:
             status = p.store.get(p.cache, layer, <unsigned>e, &record, &p.fault)

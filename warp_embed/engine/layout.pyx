@@ -266,13 +266,11 @@ cdef size_t carve_weights(const Config *c, Weights *w, config, Trunk trunk, str 
 
 cdef size_t carve_state(const Config *c, config, state, char *base) except? 0:
     """Lay out both halves of a State, one behind the other, then what exists once; the bytes."""
-    cdef Carver k
     cdef State s = state                # None when only counting
     cdef LayerState *layer
     cdef size_t half = 0, i, tiles = (c.context + WE_LATENT_TILE - 1) // WE_LATENT_TILE
     cdef int parity
     cdef LayerState *layers
-    k.base, k.used = base, 0
     half = state_half(c, config, NULL, 0, NULL)
     if s is not None:
         layers = <LayerState *>malloc(c.n_layers * sizeof(LayerState))
