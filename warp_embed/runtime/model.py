@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO
 
 from warp_embed._store import ExpertStore, Trunk
-from warp_embed.engine.forward import Engine, State, state_bytes
+from warp_embed.engine.forward import Engine, State
 from warp_embed.errors import BudgetError, FormatError, ForkedError, SessionClosed
 from warp_embed.runtime import statefile
 from warp_embed.runtime.config import ModelConfig
@@ -17,6 +17,7 @@ from warp_embed.runtime.manifest import Manifest, TrunkEntry
 from warp_embed.runtime.paths import find_model
 from warp_embed.runtime.plan import MemoryPlan, make_plan
 from warp_embed.runtime.session import Session
+from warp_embed.units import format_bytes
 
 if TYPE_CHECKING:
     from warp_embed.runtime.chat import Chat
@@ -145,11 +146,12 @@ class Model:
         return any(os.path.exists(os.path.join(self.path, name)) for name in ("tokenizer.model", "tiktoken.model"))
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use: trunk, scratch, state (all sessions), cache, and their sum, beside the budget."""
+        """Bytes in use: trunk, codebooks, scratch, state (all sessions), cache, and their sum, beside the limit."""
         self._check()
-        parts = {"trunk": self.plan.trunk_bytes, "scratch": self.plan.scratch_bytes,
-                 "state": self.plan.state_bytes * max(1, len(self._sessions)), "cache": self._cache_bytes()}
-        return {**parts, "total": sum(parts.values()), "budget": self.plan.budget_bytes}
+        plan = self.plan
+        parts = {"trunk": plan.trunk_bytes, "codebooks": plan.codebook_bytes, "scratch": plan.scratch_bytes,
+                 "state": plan.state_bytes * max(1, len(self._sessions)), "cache": self._cache_bytes()}
+        return {**parts, "total": sum(parts.values()), "limit": plan.limit_bytes}
 
     def stats(self) -> dict[str, object]:
         """Counters since open: expert cache hits, misses, evictions, bytes_read, read_s, slots; direct; sessions."""
@@ -163,8 +165,8 @@ class Model:
         if self._store is None:
             return 0
         with self._lock:
-            slots = (nbytes - self._cache_bytes(0)) // self.plan.record_bytes
-            self._store.resize(max(self.plan.min_slots, min(slots, self.plan.n_records)))
+            slots = max(0, nbytes - self._cache_bytes(0)) // self.plan.record_bytes
+            self._store.resize(max(self._min_slots, min(slots, self.plan.n_records)))
             return self._cache_bytes()
 
     def trim(self) -> int:
@@ -215,25 +217,29 @@ class Model:
     def _cache_bytes(self, slots: int | None = None) -> int:
         if self._store is None:
             return 0
-        have = self._store.stats()["slots"] if slots is None else slots
-        return ExpertStore.cache_bytes(self._store.layout_object, self.config.n_layers, self.config.n_experts, have)
+        return ExpertStore.cache_bytes(self._manifest.experts.layout(self.config), self.config.n_layers,
+                                       self.config.n_experts, self._store.slots if slots is None else slots)
+
+    @property
+    def _min_slots(self) -> int:
+        return min(self.config.top_k, self.plan.n_records)
 
     def _make_room(self) -> None:
-        """Have a session's bytes within the budget, from the cache if need be."""
+        """Have another session's bytes within the limit, from the cache if need be. The lock is held."""
         if not self._sessions:
             return
-        need = state_bytes(self.config, self.plan.context, self.plan.kv)
-        lacking = self.memory()["total"] + need - self.plan.budget_bytes
+        needed = self.memory()["total"] + self.plan.state_bytes
+        lacking = needed - self.plan.limit_bytes
         if lacking <= 0:
             return
-        spare = 0 if self._store is None else self._store.stats()["slots"] - self.plan.min_slots
+        spare = 0 if self._store is None else self._store.slots - self._min_slots
         slots = -(-lacking // max(1, self.plan.record_bytes))
         if slots > spare:
             raise BudgetError(
-                f"another session needs {need} bytes and the expert cache can give {spare * self.plan.record_bytes}: "
-                "close a session, or open the model with more memory or less context",
-                needed_bytes=self.memory()["total"] + need, budget_bytes=self.plan.budget_bytes)
-        self._store.resize(self._store.stats()["slots"] - slots)
+                f"another session needs {format_bytes(self.plan.state_bytes)} and the expert cache can give "
+                f"{format_bytes(spare * self.plan.record_bytes)}: close a session, or open the model with more memory "
+                "or less context", needed_bytes=needed, budget_bytes=self.plan.limit_bytes)
+        self._store.resize(self._store.slots - slots)
 
 
 def open_experts(manifest: Manifest, slots: int, verify: bool = False, direct: bool = True) -> ExpertStore | None:
