@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t
 
 from warp_embed._kernels cimport we_pool, we_status
 from warp_embed._store cimport ExpertStore, Pages, Trunk
-from warp_embed.engine.structs cimport Config, LayerState, Linear, Pass, Scratch, Weights
+from warp_embed.engine.structs cimport Config, Linear, Pass, Scratch, StateParts, Weights
 
 
 cdef class Engine:
@@ -21,12 +21,9 @@ cdef class Engine:
 
 cdef class State:
     cdef readonly Engine engine
-    cdef LayerState *layers
+    cdef StateParts parts
     cdef Pages arena                    # both halves
-    cdef float *x                       # [hidden] residual stream of a token that was paused
-    cdef float *hidden[2]               # [hidden] last normed vector, by parity
-    cdef size_t half_floats
-    cdef int parity
+    cdef int parity                     # the half that is committed
     cdef readonly size_t position       # tokens committed
     cdef readonly size_t context        # most tokens it can hold
     cdef readonly size_t paused_layer   # layer at which a token waits; 0: none waits
@@ -34,3 +31,4 @@ cdef class State:
     cdef int check(self, const int32_t[::1] ids, float[:, ::1] logits, double budget_s) except -1
     cdef int fail(self, Pass *p, we_status status) except -1
     cdef float[::1] half(self)
+    cdef char *latent(self, size_t layer, size_t position) noexcept

@@ -67,9 +67,9 @@ cdef we_status run_layer(Pass *p, State state, size_t layer) noexcept nogil:
     cdef we_status status = WE_OK
     norm(p, w.input_norm, False)
     if w.is_kda:
-        kda_layer(p, w, &state.layers[layer])
+        kda_layer(p, w, &state.parts.layers[layer])
     else:
-        mla_layer(p, w, &state.layers[layer])
+        mla_layer(p, w, &state.parts.layers[layer])
     norm(p, w.post_norm, True)
     if w.is_moe:
         status = moe_layer(p, w, <int>layer)
@@ -136,7 +136,7 @@ cdef we_status forward(Pass *p, State state, const int32_t *ids, float *logits, 
         if status != WE_OK:
             return status
         layer[0] += 1
-    return unembed(p, state.hidden[1 - p.parity], logits, rows)
+    return unembed(p, state.parts.hidden[1 - p.parity], logits, rows)
 
 
 # ----------------------------------------------------------------- engine ----
@@ -234,7 +234,7 @@ def state_bytes(config, context, kv):
     cdef size_t mla = config.n_layers - len(config.kda_layers), tiles
     fill_config(&c, config, context, 1, 1, kv)
     tiles = (c.context + WE_LATENT_TILE - 1) // WE_LATENT_TILE
-    return (carve_state(&c, config, None, NULL) + 8 * c.context
+    return (carve_state(&c, config, NULL, NULL) + 8 * c.context
             + mla * tiles * (WE_LATENT_TILE * we_latent_bytes(c.r, c.rope, c.kv) + sizeof(void *)))
 
 
@@ -251,12 +251,12 @@ cdef class State:
         cdef Config *c = &engine.c
         self.engine = engine
         self.context = c.context
-        self.arena = Pages(carve_state(c, config, None, NULL))
-        carve_state(c, config, self, <char *>self.arena.data)
+        self.arena = Pages(carve_state(c, config, NULL, NULL))
+        carve_state(c, config, &self.parts, <char *>self.arena.data)
 
     def __dealloc__(self):
-        if self.layers != NULL:
-            free_blocks(self.layers, self.engine.c.n_layers)
+        if self.parts.layers != NULL:
+            free_blocks(self.parts.layers, self.engine.c.n_layers)
 
     def cancel(self, bint yes=True):
         """Ask the running pass to stop at the next layer (any thread), or forget that it was asked."""
@@ -307,10 +307,10 @@ cdef class State:
         if e.pool == NULL:
             raise SessionClosed("the model was closed; open it again")
         self.check(ids, logits, budget_s)
-        reserve_blocks(&e.c, &e.w, self.layers, self.position + n)
+        reserve_blocks(&e.c, &e.w, self.parts.layers, self.position + n)
         e.start(&p)
         p.n, p.position, p.parity = n, self.position, self.parity
-        p.x = self.x if n == 1 else e.s.x
+        p.x = self.parts.x if n == 1 else e.s.x
         if trace_idx is not None:
             p.trace_idx, p.trace_weight = &trace_idx[0, 0, 0], &trace_weight[0, 0, 0]
             p.trace_logits = &trace_logits[0, 0, 0]
@@ -368,13 +368,18 @@ cdef class State:
             raise SessionClosed("the model was closed; open it again")
         e.start(&p)
         with nogil:
-            set_acts(&p.s.in_acts, self.hidden[self.parity], p.c.hidden)
+            set_acts(&p.s.in_acts, self.parts.hidden[self.parity], p.c.hidden)
             product(&p.linear, p.w.unembed, &p.s.in_acts, 1, &logits[0], p.c.vocab)
 
     # ---- what a state file holds, and what tests look at ----
 
     cdef float[::1] half(self):
-        return <float[:self.half_floats]>(<float *>self.arena.data + self.parity * self.half_floats)
+        return <float[:self.parts.half_floats]>(<float *>self.arena.data + self.parity * self.parts.half_floats)
+
+    cdef char *latent(self, size_t layer, size_t position) noexcept:
+        cdef Config *c = &self.engine.c
+        cdef char *block = <char *>self.parts.layers[layer].blocks[position // WE_LATENT_TILE]
+        return block + position % WE_LATENT_TILE * we_latent_bytes(c.r, c.rope, c.kv)
 
     def arena_half(self):
         """float32 copy of the committed half: for every KDA layer S [H][D][D] and tail [K - 1][3 C], then hidden."""
@@ -391,7 +396,7 @@ cdef class State:
         if self.position > 0:
             out = result
             for t in range(self.position):
-                memcpy(&out[t, 0], <char *>self.layers[layer].blocks[t // WE_LATENT_TILE] + t % WE_LATENT_TILE * row, row)
+                memcpy(&out[t, 0], self.latent(layer, t), row)
         return result
 
     def load(self, size_t position, const float[::1] half not None, dict latents not None):
@@ -399,9 +404,9 @@ cdef class State:
         cdef Config *c = &self.engine.c
         cdef size_t row = we_latent_bytes(c.r, c.rope, c.kv), layer, t
         cdef const unsigned char[:, ::1] rows
-        if <size_t>half.shape[0] != self.half_floats or not 0 < position <= self.context:
+        if <size_t>half.shape[0] != self.parts.half_floats or not 0 < position <= self.context:
             raise ValueError("the state has another shape")
-        reserve_blocks(c, &self.engine.w, self.layers, position)
+        reserve_blocks(c, &self.engine.w, self.parts.layers, position)
         for layer in range(c.n_layers):
             if self.engine.w.layers[layer].is_kda:
                 continue
@@ -409,8 +414,7 @@ cdef class State:
             if <size_t>rows.shape[0] != position or <size_t>rows.shape[1] != row:
                 raise ValueError(f"the latents of layer {layer} have another shape")
             for t in range(position):
-                memcpy(<char *>self.layers[layer].blocks[t // WE_LATENT_TILE] + t % WE_LATENT_TILE * row,
-                       &rows[t, 0], row)
+                memcpy(self.latent(layer, t), &rows[t, 0], row)
         self.half()[:] = half
         self.position = position
 
@@ -419,10 +423,10 @@ cdef class State:
         cdef Config *c = &self.engine.c
         if layer >= c.n_layers or not self.engine.w.layers[layer].is_kda:
             raise ValueError(f"layer {layer} is not a KDA layer")
-        S = np.array(<float[:c.H * c.D * c.D]>self.layers[layer].S[self.parity]).reshape(c.H, c.D, c.D)
+        S = np.array(<float[:c.H * c.D * c.D]>self.parts.layers[layer].S[self.parity]).reshape(c.H, c.D, c.D)
         if c.K == 1:
             return S, np.zeros((3, c.C, 0), np.float32)
-        tail = np.array(<float[:(c.K - 1) * 3 * c.C]>self.layers[layer].tail[self.parity])
+        tail = np.array(<float[:(c.K - 1) * 3 * c.C]>self.parts.layers[layer].tail[self.parity])
         return S, tail.reshape(c.K - 1, 3, c.C).transpose(1, 2, 0).copy()
 
     def latents(self, size_t layer):

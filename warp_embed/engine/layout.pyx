@@ -5,15 +5,14 @@ before anything is loaded and the allocation that follows cannot disagree.
 """
 from libc.math cimport expf
 from libc.stdint cimport int16_t, int32_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from warp_embed._kernels cimport we_acts, we_latent_bytes, we_matrix, we_mla_work
 from warp_embed._kernels cimport WE_F32, WE_KV_F16, WE_KV_F32, WE_KV_Q8, WE_LATENT_TILE
 from warp_embed._store cimport Trunk
-from warp_embed.engine.forward cimport State
 from warp_embed.engine.structs cimport Config, FfnWeights, Job, KdaWeights, LayerState, LayerWeights, Linear, MlaWeights
-from warp_embed.engine.structs cimport Scratch, Weights
+from warp_embed.engine.structs cimport Scratch, StateParts, Weights
 
 from warp_embed.errors import FormatError, UnsupportedModel
 
@@ -264,31 +263,26 @@ cdef size_t carve_weights(const Config *c, Weights *w, config, Trunk trunk, str 
 
 # ------------------------------------------------------------------ state ----
 
-cdef size_t carve_state(const Config *c, config, state, char *base) except? 0:
-    """Lay out both halves of a State, one behind the other, then what exists once; the bytes."""
-    cdef State s = state                # None when only counting
-    cdef LayerState *layer
-    cdef size_t half = 0, i, tiles = (c.context + WE_LATENT_TILE - 1) // WE_LATENT_TILE
+cdef size_t carve_state(const Config *c, config, StateParts *s, char *base) except? 0:
+    """Lay out both halves of a state, one behind the other, then what exists once; the bytes. The tables of layers and
+    latent blocks are allocated when there is a base; free_blocks frees them."""
+    cdef size_t half = state_half(c, config, NULL, 0, NULL), i, tiles = (c.context + WE_LATENT_TILE - 1) // WE_LATENT_TILE
     cdef int parity
-    cdef LayerState *layers
-    half = state_half(c, config, NULL, 0, NULL)
-    if s is not None:
-        layers = <LayerState *>malloc(c.n_layers * sizeof(LayerState))
-        if layers == NULL:
-            raise MemoryError("no memory for a session's layer table")
-        memset(layers, 0, c.n_layers * sizeof(LayerState))
-        s.layers = layers
-        s.half_floats = half // sizeof(float)
-        for parity in range(2):
-            state_half(c, config, layers, parity, base + parity * half)
-            s.hidden[parity] = <float *>(base + (parity + 1) * half - hidden_bytes(c))
-        for i in range(c.n_layers):
-            layer = &layers[i]
-            if not config.is_kda(i):
-                layer.blocks = <void **>malloc((tiles + 1) * sizeof(void *))
-                if layer.blocks == NULL:
-                    raise MemoryError("no memory for a session's latent table")
-        s.x = <float *>(base + 2 * half)
+    if base == NULL:
+        return 2 * half + hidden_bytes(c)
+    s.layers = <LayerState *>calloc(c.n_layers, sizeof(LayerState))
+    if s.layers == NULL:
+        raise MemoryError("no memory for a session's layer table")
+    for i in range(c.n_layers):
+        if not config.is_kda(i):
+            s.layers[i].blocks = <void **>calloc(tiles, sizeof(void *))
+            if s.layers[i].blocks == NULL:
+                raise MemoryError("no memory for a session's latent table")
+    for parity in range(2):
+        state_half(c, config, s.layers, parity, base + parity * half)
+        s.hidden[parity] = <float *>(base + (parity + 1) * half - hidden_bytes(c))
+    s.x = <float *>(base + 2 * half)
+    s.half_floats = half // sizeof(float)
     return 2 * half + hidden_bytes(c)
 
 

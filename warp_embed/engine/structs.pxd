@@ -86,6 +86,13 @@ cdef struct LayerState:
     size_t n_blocks
 
 
+cdef struct StateParts:                 # one conversation
+    LayerState *layers                  # [n_layers]
+    float *hidden[2]                    # [hidden] last normed vector, by parity; logits are recomputed from it
+    float *x                            # [hidden] residual stream of a token that was paused
+    size_t half_floats                  # a half: S and tail of every KDA layer, then hidden
+
+
 cdef struct Scratch:                    # one per model; a pass at a time
     float *x                            # [n][hidden] residual stream of a prefill pass
     float *h                            # [n][hidden] normed

@@ -44,6 +44,7 @@ class Session:
         self._logits: np.ndarray | None = None
         self._seed = secrets.randbits(63)
         self._busy = threading.Lock()
+        self._owner = 0                             # thread that holds it
         self._stream: TextStream | None = None
         self._pending: Token | None = None          # chosen, but its evaluation was paused
         self._recorder: Recorder | None = None      # warp_embed.testing
@@ -261,7 +262,8 @@ class Session:
     def close(self) -> None:
         """Free the session's memory; may be called again. A running call is cancelled and waited for."""
         self.cancel()
-        with self._busy:
+        from_callback = self._owner == threading.get_ident()        # on_progress closes its own session: no waiting
+        with contextlib.nullcontext() if from_callback else self._busy:
             self._state = None
             self._logits = None
         self.model._sessions.discard(self)
@@ -287,11 +289,13 @@ class Session:
         self.model._check()
         if not self._busy.acquire(blocking=False):
             raise SessionBusy("another thread is using this session; give each thread its own, or wait for it")
+        self._owner = threading.get_ident()
         try:
             if self._state is None:
                 raise SessionClosed("this session was closed")
             yield self._state
         finally:
+            self._owner = 0
             self._busy.release()
 
     def _become(self, saved: statefile.SavedSession) -> None:
