@@ -20,6 +20,7 @@ cdef extern from "warp_embed/pool.h" nogil:
     void we_pool_run(we_pool *pool, we_task *task, void *arg, size_t n_items, size_t grain)
     unsigned we_pool_threads(const we_pool *pool)
     void we_pool_destroy(we_pool *pool)
+    double we_now_s()
 
 # ------------------------------------------------------------------ tables ----
 
@@ -28,6 +29,7 @@ POOL.create = we_pool_create
 POOL.run = we_pool_run
 POOL.threads = we_pool_threads
 POOL.destroy = we_pool_destroy
+POOL.now_s = we_now_s
 
 cdef const we_kernels *kernels() noexcept nogil:
     return we_kernels_active()

@@ -13,7 +13,7 @@ from warp_embed.engine.forward import Engine, State
 from warp_embed.errors import BudgetError, FormatError, ForkedError, SessionClosed
 from warp_embed.runtime import statefile
 from warp_embed.runtime.config import ModelConfig
-from warp_embed.runtime.manifest import Manifest, TrunkEntry
+from warp_embed.runtime.manifest import Manifest
 from warp_embed.runtime.paths import find_model
 from warp_embed.runtime.plan import MemoryPlan, make_plan
 from warp_embed.runtime.session import Session
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from warp_embed.runtime.tokenizer import Tokenizer
 
 Path = str | bytes | os.PathLike
+RECORD_HEADER_BYTES = 48
 
 
 class Model:
@@ -92,7 +93,7 @@ class Model:
         self._store = open_experts(manifest, plan.cache_slots, verify)
         self._engine = Engine(manifest.config, self._trunk, self._store, manifest.prefix, context=plan.context,
                               chunk=plan.chunk, threads=plan.threads, kv=plan.kv)
-        self.fingerprint = fingerprint(manifest, self._trunk, self._store)
+        self.fingerprint = fingerprint(manifest, self._trunk)
         self._closed = False
         return self
 
@@ -252,13 +253,14 @@ def open_experts(manifest: Manifest, slots: int, verify: bool = False, direct: b
                        manifest.read_books(), slots, check_crc=verify, direct=direct)
 
 
-def fingerprint(manifest: Manifest, trunk: Trunk, store: ExpertStore | None) -> str:
-    """A digest of the manifest, of the small tensors, and of the first expert of every layer: other weights of the
-    same shape differ in them."""
+def fingerprint(manifest: Manifest, trunk: Trunk) -> str:
+    """A digest of the manifest, of the small tensors, and of the first record header of every layer, which holds a
+    CRC: other weights of the same shape differ in them."""
     digest = hashlib.sha256(manifest.fingerprint.encode())
-    small: list[TrunkEntry] = [entry for entry in manifest.text_entries() if entry.rows == 1]
-    for entry in sorted(small, key=lambda entry: entry.name):
-        digest.update(trunk.decode(entry.name).tobytes())
+    small = [entry.name for entry in manifest.text_entries() if entry.rows == 1]
+    for name in sorted(small):
+        digest.update(trunk.decode(name).tobytes())
     for layer in sorted(manifest.banks):
-        digest.update(store.record(layer, 0)[:48])
+        with open(os.path.join(str(manifest.directory), manifest.banks[layer].file), "rb") as bank:
+            digest.update(bank.read(RECORD_HEADER_BYTES))
     return digest.hexdigest()

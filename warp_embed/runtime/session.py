@@ -376,8 +376,10 @@ class Session:
         return self._stream.push(token)
 
     def _counters(self) -> tuple[int, int, int, float]:
-        store = self.model._store
-        return (0, 0, 0, 0.0) if store is None else store.counters()
+        if self.model._store is None:
+            return 0, 0, 0, 0.0
+        stats = self.model._store.stats()
+        return stats["hits"], stats["misses"], stats["bytes_read"], stats["read_s"]
 
     def _need_room(self, n: int) -> None:
         if self.position + n > self.context:
