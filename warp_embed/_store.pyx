@@ -98,7 +98,7 @@ cdef class Pages:
         PyBuffer_FillInfo(view, self, self.data, <Py_ssize_t>self.nbytes, 0, flags)
 
     def give_back(self):
-        """Let the system have the memory; the contents become zeros when they are touched again."""
+        """Let the system have the memory; the contents are lost."""
         with nogil:
             we_pages_give_back(self.data, self.nbytes)
 
