@@ -10,6 +10,9 @@ static int levels(const we_kernels *tables[MAX_LEVELS])
 {
     int n = 0;
     tables[n++] = &we_reference;
+#ifdef WE_X86
+    if (we_cpu_features() & WE_CPU_AVX2) tables[n++] = &we_avx2;
+#endif
     return n;
 }
 
@@ -43,5 +46,9 @@ int we_kernels_force(const char *isa)
 const char *const *we_kernels_levels(void)
 {
     static const char *const reference[] = {"reference", NULL};
+#ifdef WE_X86
+    static const char *const avx2[] = {"reference", "avx2", NULL};
+    if (we_cpu_features() & WE_CPU_AVX2) return avx2;
+#endif
     return reference;
 }

@@ -34,7 +34,10 @@ static int integer_code(const we_matrix *w, const uint8_t *codes, size_t c)
     switch (w->encoding) {
     case WE_Q8G: return (int8_t)codes[c];
     case WE_Q4G: return (codes[c / 2] >> (c & 1 ? 4 : 0) & 15) - 8;
-    default:     return (int)(((unsigned)codes[3 * c / 8] | (unsigned)codes[3 * c / 8 + 1] << 8) >> (3 * c % 8) & 7) - 4;
+    default: {                          /* Q3G: the guard byte makes the second read safe */
+        const unsigned two = (unsigned)codes[3 * c / 8] | (unsigned)codes[3 * c / 8 + 1] << 8;
+        return (int)(two >> (3 * c % 8) & 7) - 4;
+    }
     }
 }
 

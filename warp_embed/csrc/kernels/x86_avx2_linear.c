@@ -1,0 +1,297 @@
+/* AVX2: decoding, encoding by groups, activations as integers, products in f32.
+ *
+ * In a product in f32 a (row, token) has eight sums, one per lane; columns 8 j + l go to lane l, in order, by FMA; the
+ * end of a row is filled with zeros. Many tokens share decoded pieces of rows, whose sums wait in memory. */
+#include "x86_avx2.h"
+#ifdef WE_X86
+WE_TARGET_PUSH("avx2,fma,f16c")
+
+enum { ROWS = 4, TOKENS = 16, COLS = 256 };
+typedef float lanes[8];
+
+/* --------------------------------------------------------------- decoding ---- */
+
+static void decode_bf16(const uint16_t *x, size_t n, float *y)
+{
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(x + i)));
+        _mm256_storeu_ps(y + i, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+    }
+    we_ref_bf16_to_f32(y + i, x + i, n - i);
+}
+
+/* Sixteen codes in order, as int8. */
+static inline __m128i codes_x16(const uint8_t *codes, size_t c, int q4)
+{
+    if (!q4) return _mm_loadu_si128((const __m128i *)(const void *)(codes + c));
+    const __m128i pairs = _mm_loadl_epi64((const __m128i *)(const void *)(codes + c / 2)), low = _mm_set1_epi8(15);
+    const __m128i evens = _mm_and_si128(pairs, low), odds = _mm_and_si128(_mm_srli_epi16(pairs, 4), low);
+    return _mm_sub_epi8(_mm_unpacklo_epi8(evens, odds), _mm_set1_epi8(8));
+}
+
+/* A row of Q8G or Q4G whose group is a multiple of 16; rows are padded to whole groups. */
+static void decode_groups(const we_matrix *w, size_t row, float *y)
+{
+    const int q4 = w->encoding == WE_Q4G;
+    const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes;
+    const uint16_t *scales = w->scales + row * we_n_groups(w);
+    for (size_t c0 = 0; c0 < w->cols; c0 += w->group) {
+        const __m256 scale = _mm256_set1_ps(we_f16_value(*scales++));
+        const size_t c1 = we_min(c0 + w->group, w->cols);
+        for (size_t c = c0; c < c1; c += 16) {
+            const __m128i code = codes_x16(codes, c, q4);
+            const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(code));
+            const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(code, 8)));
+            store_some(y + c, _mm256_mul_ps(scale, low), c1 - c);
+            if (c1 - c > 8) store_some(y + c + 8, _mm256_mul_ps(scale, high), c1 - c - 8);
+        }
+    }
+}
+
+static void scale_row(float *y, float scale, size_t n)
+{
+    for (size_t i = 0; i < n; i += 8)
+        store_some(y + i, _mm256_mul_ps(load_some(y + i, n - i), _mm256_set1_ps(scale)), n - i);
+}
+
+static int is_vq8(const we_matrix *w) { return we_is_vq(w) && w->vec_dim == 8; }
+
+void we_avx2_decode_rows(const we_matrix *w, size_t row0, size_t row1, float *y, size_t y_stride)
+{
+    for (size_t r = row0; r < row1; r++, y += y_stride) {
+        if (w->encoding == WE_BF16) {
+            decode_bf16((const uint16_t *)w->payload + r * w->cols, w->cols, y);
+        } else if ((w->encoding == WE_Q8G || w->encoding == WE_Q4G) && w->group % 16 == 0) {
+            decode_groups(w, r, y);
+        } else if (is_vq8(w)) {
+            we_avx2_vq_tile(w, r, 1, 0, w->cols, y, 0);
+            scale_row(y, we_f16_value(w->scales[r]), w->cols);
+        } else {
+            we_ref_decode_rows(w, r, r + 1, y, y_stride);
+        }
+    }
+}
+
+/* --------------------------------------------------------------- encoding ---- */
+
+/* As in the reference: NaN does not count. */
+static float group_scale(const float *x, size_t n, float q_max)
+{
+    __m256 largest = _mm256_set1_ps(1e-8f);
+    for (size_t i = 0; i < n; i += 8) largest = _mm256_max_ps(magnitude_x8(load_some(x + i, n - i)), largest);
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m))) / q_max;
+}
+
+/* Sixteen codes of x[0 .. n), zeros behind; NaN gives lo by the operand order of max. */
+static inline __m128i encode_x16(const float *x, size_t n, __m256 scale, float lo, float hi)
+{
+    __m256i code[2];
+    for (size_t k = 0; k < 2; k++) {
+        const __m256 v = n > 8 * k ? load_some(x + 8 * k, n - 8 * k) : _mm256_setzero_ps();
+        const __m256 above = _mm256_max_ps(_mm256_div_ps(v, scale), _mm256_set1_ps(lo));
+        code[k] = _mm256_cvtps_epi32(_mm256_min_ps(above, _mm256_set1_ps(hi)));
+    }
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(code[0], code[1]), 0xd8);
+    return _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+
+void we_avx2_encode_q8g(int8_t *payload, uint16_t *scales, const float *x, size_t rows, size_t cols, size_t group)
+{
+    if (group % 16) {
+        we_ref_encode_q8g(payload, scales, x, rows, cols, group);
+        return;
+    }
+    for (size_t r = 0; r < rows; r++, x += cols) {
+        for (size_t c0 = 0; c0 < cols; c0 += group, payload += group) {
+            const size_t n = we_min(group, cols - c0);
+            const float scale = group_scale(x + c0, n, 127);
+            for (size_t i = 0; i < group; i += 16) {
+                const size_t at = we_min(i, n);
+                const __m128i codes = encode_x16(x + c0 + at, n - at, _mm256_set1_ps(scale), -127, 127);
+                _mm_storeu_si128((__m128i *)(void *)(payload + i), codes);
+            }
+            *scales++ = we_f16_bits(scale);
+        }
+    }
+}
+
+void we_avx2_encode_q4g(uint8_t *payload, uint16_t *scales, const float *x, size_t rows, size_t cols, size_t group)
+{
+    if (group % 16) {
+        we_ref_encode_q4g(payload, scales, x, rows, cols, group);
+        return;
+    }
+    for (size_t r = 0; r < rows; r++, x += cols) {
+        for (size_t c0 = 0; c0 < cols; c0 += group, payload += group / 2) {
+            const size_t n = we_min(group, cols - c0);
+            const float scale = group_scale(x + c0, n, 7);
+            for (size_t i = 0; i < group; i += 16) {
+                const size_t at = we_min(i, n);
+                const __m128i codes = encode_x16(x + c0 + at, n - at, _mm256_set1_ps(scale), -8, 7);
+                const __m128i nibbles = _mm_add_epi8(codes, _mm_set1_epi8(8));
+                const __m128i pairs = _mm_maddubs_epi16(nibbles, _mm_set1_epi16(0x1001));   /* even + 16 odd */
+                _mm_storel_epi64((__m128i *)(void *)(payload + i / 2), _mm_packus_epi16(pairs, pairs));
+            }
+            *scales++ = we_f16_bits(scale);
+        }
+    }
+}
+
+/* ------------------------------------------------- activations as integers ---- */
+
+static float largest_magnitude(const float *x, size_t n)    /* as bits, so that NaN is not lost */
+{
+    __m256i largest = _mm256_setzero_si256();
+    for (size_t i = 0; i < n; i += 8)
+        largest = _mm256_max_epi32(largest, _mm256_castps_si256(magnitude_x8(load_some(x + i, n - i))));
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    m = _mm_max_epi32(m, _mm_unpackhi_epi64(m, m));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 1));
+    return we_bits_float((uint32_t)_mm_cvtsi128_si32(m));
+}
+
+/* x[0 .. n) / scale to nearest even, zeros behind. */
+static inline __m256i quantize_x8(const float *x, size_t n, __m256 scale)
+{
+    const __m256 ratio = _mm256_div_ps(load_some(x, n), scale), most = _mm256_set1_ps(WE_Q_MAX);
+    return _mm256_cvtps_epi32(_mm256_max_ps(_mm256_min_ps(ratio, most), _mm256_sub_ps(_mm256_setzero_ps(), most)));
+}
+
+static void quantize_group(const float *x, size_t n, size_t group, int16_t *q, int16_t *halves, float *scale,
+                           int32_t *bias)
+{
+    const __m256i by_parity = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
+                                               0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    const float s = largest_magnitude(x, n) / WE_Q_MAX;
+    const __m256 scale_x8 = _mm256_set1_ps(s);
+    const int usable = s > 0 && s < we_bits_float(0x7f800000);
+    __m256i sums = _mm256_setzero_si256();
+    for (size_t i = 0; i < group; i += 16) {
+        __m256i words = _mm256_setzero_si256();
+        if (usable && i < n) {
+            const __m256i low = quantize_x8(x + i, n - i, scale_x8);
+            const __m256i high = n - i > 8 ? quantize_x8(x + i + 8, n - i - 8, scale_x8) : words;
+            words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+        }
+        const __m256i split = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(words, by_parity), 0xd8);
+        _mm256_storeu_si256((__m256i *)(void *)(q + i), words);
+        _mm_storeu_si128((__m128i *)(void *)(halves + i / 2), _mm256_castsi256_si128(split));
+        _mm_storeu_si128((__m128i *)(void *)(halves + group / 2 + i / 2), _mm256_extracti128_si256(split, 1));
+        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+    }
+    int32_t lane[8], sum = 0;
+    _mm256_storeu_si256((__m256i *)(void *)lane, sums);
+    for (size_t l = 0; l < 8; l++) sum += lane[l];
+    *scale = s;
+    *bias = -8 * sum;
+}
+
+void we_avx2_quantize(const we_acts *a, size_t t0, size_t t1, size_t cols)
+{
+    const size_t group = a->group;
+    for (size_t t = t0; t < t1; t++) {
+        for (size_t c = 0, g = 0; c < cols; c += group, g++) {
+            const size_t at = t * a->scale_stride + g;
+            quantize_group(a->x + t * a->x_stride + c, we_min(group, cols - c), group, a->q + t * a->q_stride + c,
+                           a->q_halves + t * a->q_stride + c, a->scale + at, a->bias + at);
+        }
+    }
+}
+
+/* --------------------------------------------------------- products in f32 ---- */
+
+/* sums[t][i] += tile row i by token t; n_rows and n_tokens are constants where this is expanded. */
+static inline void product(lanes sums[][ROWS], const float *tile, size_t stride, const float *x, size_t x_stride,
+                           size_t n_cols, const size_t n_rows, const size_t n_tokens)
+{
+    __m256 sum[ROWS][2];
+    for (size_t i = 0; i < n_rows; i++)
+        for (size_t u = 0; u < n_tokens; u++) sum[i][u] = _mm256_loadu_ps(sums[u][i]);
+    for (size_t c = 0; c < n_cols; c += 8) {
+        __m256 x_x8[2];
+        for (size_t u = 0; u < n_tokens; u++) x_x8[u] = load_some(x + u * x_stride + c, n_cols - c);
+        for (size_t i = 0; i < n_rows; i++) {
+            const __m256 w = load_some(tile + i * stride + c, n_cols - c);
+            for (size_t u = 0; u < n_tokens; u++) sum[i][u] = _mm256_fmadd_ps(w, x_x8[u], sum[i][u]);
+        }
+    }
+    for (size_t i = 0; i < n_rows; i++)
+        for (size_t u = 0; u < n_tokens; u++) _mm256_storeu_ps(sums[u][i], sum[i][u]);
+}
+
+static void tile_product(lanes sums[][ROWS], const float *tile, size_t stride, size_t n_rows, const float *x,
+                         size_t x_stride, size_t n, size_t n_cols)
+{
+    size_t t = 0;
+    for (; n_rows == ROWS && t + 2 <= n; t += 2)
+        product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, ROWS, 2);
+    for (; t < n; t++) {
+        if (n_rows == ROWS) product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, ROWS, 1);
+        else product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, n_rows, 1);
+    }
+}
+
+/* Columns [c0, c1) of some rows: in place for F32, else decoded to piece; *stride is set. */
+static const float *rows_piece(const we_matrix *w, size_t row, size_t n_rows, size_t c0, size_t c1, float *piece,
+                               size_t *stride)
+{
+    *stride = w->encoding == WE_F32 ? w->cols : COLS;
+    if (w->encoding == WE_F32) return (const float *)w->payload + row * w->cols + c0;
+    if (w->encoding != WE_BF16) we_avx2_vq_tile(w, row, n_rows, c0, c1, piece, COLS);
+    else for (size_t i = 0; i < n_rows; i++)
+        decode_bf16((const uint16_t *)w->payload + (row + i) * w->cols + c0, c1 - c0, piece + i * COLS);
+    return piece;
+}
+
+/* Rows [row, row + n_rows) by n <= TOKENS tokens; n_rows <= ROWS. */
+static void float_rows(const we_matrix *w, size_t row, size_t n_rows, const float *x, size_t x_stride, size_t n,
+                       float *y, size_t y_stride)
+{
+    float piece[ROWS * COLS];
+    lanes sums[TOKENS][ROWS];
+    memset(sums, 0, n * sizeof sums[0]);
+    for (size_t c0 = 0; c0 < w->cols; c0 += COLS) {
+        const size_t c1 = we_min(c0 + COLS, w->cols);
+        size_t stride;
+        const float *tile = rows_piece(w, row, n_rows, c0, c1, piece, &stride);
+        tile_product(sums, tile, stride, n_rows, x + c0, x_stride, n, c1 - c0);
+    }
+    for (size_t i = 0; i < n_rows; i++) {
+        const float scale = w->encoding == WE_F32 || w->encoding == WE_BF16 ? 1 : we_f16_value(w->scales[row + i]);
+        for (size_t t = 0; t < n; t++) y[t * y_stride + i] = scale * sum_lanes(_mm256_loadu_ps(sums[t][i]));
+    }
+}
+
+void we_avx2_matmul(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y, size_t y_stride)
+{
+    if (we_integer_group(w)) {
+        we_avx2_matmul_integer(w, row0, row1, a, n, y, y_stride);
+    } else if (is_vq8(w) && n == 1) {
+        we_avx2_vq_token(w, row0, row1, a->x, y);
+    } else if (is_vq8(w) || w->encoding == WE_F32 || w->encoding == WE_BF16) {
+        for (size_t r = row0; r < row1; r += ROWS)
+            for (size_t t = 0; t < n; t += TOKENS)
+                float_rows(w, r, we_min(ROWS, row1 - r), a->x + t * a->x_stride, a->x_stride, we_min(TOKENS, n - t),
+                           y + t * y_stride + (r - row0), y_stride);
+    } else {
+        we_ref_matmul(w, row0, row1, a, n, y, y_stride);
+    }
+}
+
+void we_avx2_matmul_t(const we_matrix *w, size_t row0, size_t row1, const float *x, size_t x_stride, size_t n, float *y,
+                      size_t y_stride, float *row)
+{
+    for (size_t t = 0; t < n; t++) memset(y + t * y_stride, 0, w->cols * sizeof *y);
+    for (size_t r = row0; r < row1; r++) {
+        we_avx2_decode_rows(w, r, r + 1, row, w->cols);
+        for (size_t t = 0; t < n; t++) we_avx2.add_scaled(y + t * y_stride, x[t * x_stride + (r - row0)], row, w->cols);
+    }
+}
+
+WE_TARGET_POP
+#else
+typedef int we_no_avx2_linear;      /* ISO C wants a declaration in every file */
+#endif
