@@ -1,0 +1,109 @@
+"""Talk to a model.
+
+Lines from the terminal, or from stdin, are questions; Ctrl-C ends a reply. Lines that are commands:
+  /save FILE     write the conversation to a file
+  /restore FILE  go on with one
+  /quit          as Ctrl-D
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from warp_embed.cli.common import (
+    add_memory_options,
+    add_model,
+    add_sampling_options,
+    open_model,
+    sampling,
+    show,
+    spent,
+)
+from warp_embed.errors import WarpError
+
+if TYPE_CHECKING:
+    from warp_embed import Chat, Model, Sampling
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    add_sampling_options(parser)
+    add_memory_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    choice = sampling(args)
+    with open_model(args) as model:
+        chat = model.chat(system=args.system)
+        for line in questions():
+            command, _, rest = line.partition(" ")
+            if command == "/quit":
+                break
+            try:
+                if command == "/save":
+                    save(chat, rest.strip())
+                elif command == "/restore":
+                    chat = restore(model, chat, rest.strip())
+                elif command.startswith("/") and command.isascii() and command[1:].isalpha():
+                    raise ValueError(f"no command {command}; there are /save FILE, /restore FILE and /quit")
+                else:
+                    answer(chat, line, args, choice)
+            except BrokenPipeError:
+                raise
+            except (WarpError, OSError, ValueError) as error:
+                print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 0
+
+
+def questions() -> Iterator[str]:
+    """Lines that are not empty."""
+    terminal = sys.stdin.isatty()
+    if terminal:
+        try:
+            import readline  # noqa: F401  (line editing for input())
+        except ImportError:
+            pass
+    while True:
+        try:
+            line = input("> ") if terminal else sys.stdin.readline()
+        except EOFError:
+            print()
+            return
+        if not terminal and not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def answer(chat: Chat, text: str, args: argparse.Namespace, choice: Sampling) -> None:
+    try:
+        for piece in chat.ask(text, max_tokens=args.max_tokens, sampling=choice, stop=args.stop):
+            show(piece)
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+    print()
+    if args.verbose:
+        print(f"{spent(chat.reply)}; ended by {chat.finish_reason or 'you'}", file=sys.stderr)
+
+
+def save(chat: Chat, file: str) -> None:
+    if not file:
+        raise ValueError("/save needs a file name")
+    chat.settle()
+    chat.session.save(file)
+    print(f"saved {chat.session.position} tokens to {file}")
+
+
+def restore(model: Model, chat: Chat, file: str) -> Chat:
+    """The chat of a saved session, in place of `chat`, which is closed."""
+    from warp_embed import Chat
+    if not file:
+        raise ValueError("/restore needs a file name")
+    session = model.restore(file)
+    chat.close()
+    print(f"restored {session.position} tokens from {file}")
+    return Chat.from_session(session)
