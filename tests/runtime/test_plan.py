@@ -2,8 +2,10 @@
 import dataclasses
 import json
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from warp_embed.errors import BudgetError
@@ -190,3 +192,57 @@ def test_the_default_number_of_threads(tmp_path, monkeypatch, affinity, physical
     monkeypatch.setattr(plan.psutil, "cpu_count", lambda logical: physical)
     files = {"proc/self/cgroup": "0::/\n", V2 + "cpu.max": quota} if quota else {}
     assert plan.default_threads(write(tmp_path, files)) == expected
+
+
+# ---- a real container ----
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory):
+    convert = pytest.importorskip("warp_embed.convert").convert
+    path = tmp_path_factory.mktemp("models") / "kl.waste"
+    convert(Path(__file__).parents[1] / "data" / "kl-tiny", path)
+    return path
+
+
+def test_the_plan_of_a_container_needs_its_manifest_only(container, tmp_path):
+    p = plan.plan(container, context=100, threads=2, memory=GIB)
+    assert p.n_records == 32 and p.resident and p.min_slots == 2 and p.path == str(container)
+    assert p.trunk_bytes <= os.path.getsize(container / "trunk.bin") * 1.1
+    (tmp_path / "manifest.json").write_bytes((container / "manifest.json").read_bytes())
+    assert dataclasses.replace(plan.plan(tmp_path, context=100, threads=2, memory=GIB), path=p.path) == p
+
+
+@pytest.mark.parametrize("kv", ["f32", "f16", "q8"])
+@pytest.mark.parametrize("context", [1, 63, 64, 65, 4000])
+def test_the_floor_of_a_container_grows_with_context_and_kv(container, context, kv):
+    floor = plan.plan(container, context=context, kv=kv, memory=GIB).floor_bytes
+    assert plan.plan(container, context=context, kv=kv, memory=floor, threads=8).total_bytes <= floor
+    with pytest.raises(BudgetError):
+        plan.plan(container, context=context, kv=kv, memory=floor - 1)
+    assert floor <= plan.plan(container, context=context + 200, kv=kv, memory=GIB).floor_bytes
+
+
+def test_kinds_of_latents_take_less_from_f32_to_q8(container):
+    sizes = [plan.plan(container, context=4000, kv=kv, memory=GIB).state_bytes for kv in plan.KV_KINDS]
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+@pytest.mark.parametrize("arguments, error", [
+    ({"context": 0}, ValueError), ({"context": -5}, ValueError), ({"context": 2**31}, ValueError),
+    ({"context": 1.5}, TypeError), ({"context": True}, TypeError), ({"context": "8192"}, TypeError),
+    ({"kv": "f64"}, ValueError), ({"kv": None}, ValueError),
+    ({"threads": 0}, ValueError), ({"threads": 1025}, ValueError), ({"threads": 2.0}, TypeError),
+    ({"memory": "24"}, ValueError), ({"memory": -1}, ValueError), ({"memory": None}, TypeError),
+    ({"memory": "auto "}, None), ({"memory": 0}, BudgetError), ({"memory": "1KB"}, BudgetError),
+])
+def test_arguments_are_checked(container, arguments, error):
+    if error is None:
+        plan.plan(container, **arguments)
+    else:
+        with pytest.raises(error):
+            plan.plan(container, **arguments)
+
+
+def test_numpy_integers_become_plain_ones(container):
+    p = plan.plan(container, context=np.int64(100), threads=np.int32(1), memory=np.uint64(GIB))
+    json.dumps(p.to_dict())

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from warp_embed.cli.common import add_json, print_json
 
@@ -14,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from warp_embed.runtime.paths import list_models, models_dir
     from warp_embed.units import format_bytes
-    models = [{"name": path.name.removesuffix(".waste"), "path": str(path), "bytes": _size(path)}
+    models: list[dict[str, Any]] = [{"name": path.name.removesuffix(".waste"), "path": str(path), "bytes": _size(path)}
               for path in list_models()]
     if args.json:
         print_json(models)
