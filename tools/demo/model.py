@@ -90,23 +90,29 @@ def build(config: dict[str, Any], seed: int) -> KimiLinearForCausalLM:
 
 # ------------------------------------------------------------------------------------------------------- the fast form
 def _decay_products(q: torch.Tensor, k: torch.Tensor, kb: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """sum_d x[i, d] k[j, d] exp(g[i, d] - g[j, d]), g cumulative: for x = kb below the diagonal, for x = q with it."""
-    mid = g[..., CHUNK // 2: CHUNK // 2 + 1, :].detach()
-    rel = g - mid
-    if rel.detach().abs().max() < 60.0:         # the factors stay inside float32: two matrix products
-        up, down = rel.exp(), (k * (-rel).exp()).transpose(-1, -2)
-        return ((kb * up) @ down).tril(-1), ((q * up) @ down).tril()
-    n = g.shape[-2]
-    above = torch.ones(n, n, dtype=torch.bool).triu(1)[..., None]
-    decay = (g.unsqueeze(-2) - g.unsqueeze(-3)).masked_fill(above, float("-inf")).exp()
-    kd = k.unsqueeze(-3) * decay
-    return (kb.unsqueeze(-2) * kd).sum(-1).tril(-1), (q.unsqueeze(-2) * kd).sum(-1).tril()
+    """sum_d x[i, d] k[j, d] exp(g[i, d] - g[j, d]), g cumulative: for x = kb below the diagonal, for x = q with it.
+
+    Two blocks of 8 tokens on the diagonal take their middle as the origin of g, so a factor is exp(4 * 16) at most;
+    the block below takes the border, where every exponent is negative.
+    """
+    half = CHUNK // 2
+    x = torch.stack([kb, q])
+    cut = (*g.shape[:-2], 2, half, g.shape[-1])
+    rel = g.view(cut) - g.view(cut)[..., half // 2: half // 2 + 1, :]
+    on = (x.view(2, *cut) * rel.exp()) @ (k.view(cut) * (-rel).exp()).transpose(-1, -2)
+    border = g[..., half - 1: half, :]
+    early = (k[..., :half, :] * (border - g[..., :half, :]).exp()).transpose(-1, -2)
+    below = (x[..., half:, :] * (g[..., half:, :] - border).exp()) @ early
+    first, second = on.unbind(-3)
+    both = torch.cat([torch.cat([first, torch.zeros_like(first)], -1), torch.cat([below, second], -1)], -2)
+    return both[0].tril(-1), both[1].tril()
 
 
 def chunked_kda(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
     """KDA from an empty state. q, k, v, g [B, H, N, 16, D]; beta [B, H, N, 16, 1]; returns o of the same shape as v."""
+    q, k, v, g, beta = (t.contiguous() for t in (q, k, v, g, beta))
     q, k = hf.l2norm(q) * q.shape[-1] ** -0.5, hf.l2norm(k)
-    g = g.cumsum(-2)
+    g = g.clamp(min=-16.0).cumsum(-2)           # exp(-16) is nothing in float32, and keeps the factors finite
     kb = k * beta
     a, p = _decay_products(q, k, kb, g)
     eye = torch.eye(CHUNK)
@@ -128,6 +134,28 @@ def chunked_kda(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tens
     return torch.stack(out, 2)
 
 
+class _ShortConvolution(torch.autograd.Function):
+    """y[t] = sum_j taps[j] x[t - 3 + j], from zeros; x [B, T, C], taps [4, C]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, taps)
+        y = x * taps[3]
+        for late in (1, 2, 3):
+            y[:, late:].addcmul_(x[:, :-late], taps[3 - late])
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, taps = ctx.saved_tensors
+        dx = dy * taps[3]
+        dtaps = [(dy * x).sum((0, 1))]
+        for late in (1, 2, 3):
+            dx[:, :-late].addcmul_(dy[:, late:], taps[3 - late])
+            dtaps.insert(0, (dy[:, late:] * x[:, :-late]).sum((0, 1)))
+        return dx, torch.stack(dtaps)
+
+
 def _kda_forward(self: Any, hidden_states: torch.Tensor, cache_params: Any = None, attention_mask: Any = None,
                  **_: Any) -> torch.Tensor:
     """KimiLinearDeltaAttention.forward without a cache, for rows whose length is a multiple of 16."""
@@ -138,14 +166,13 @@ def _kda_forward(self: Any, hidden_states: torch.Tensor, cache_params: Any = Non
     weight = torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight, gate.f_a_proj.weight,
                         self.g_a_proj.weight, self.b_proj.weight])
     x, f, o_gate, beta = fn.linear(hidden_states, weight).split([3 * c, dim, dim, heads], -1)
-    x = fn.pad(x, (0, 0, 3, 0))
-    taps = self.conv1d.weight.squeeze(1).t()
-    x = fn.silu(x[:, :t] * taps[0] + x[:, 1:t + 1] * taps[1] + x[:, 2:t + 2] * taps[2] + x[:, 3:] * taps[3])
-    f = fn.softplus(gate.f_b_proj(f) + gate.dt_bias).view(b, t, heads, dim) * -gate.A_log.exp()
+    x = fn.silu(_ShortConvolution.apply(x.float(), self.conv1d.weight.squeeze(1).t()))
+    f = fn.softplus(gate.f_b_proj(f).float() + gate.dt_bias).view(b, t, heads, dim) * -gate.A_log.exp()
     cut = (b, t // CHUNK, CHUNK, heads)
     q, k, v = (p.view(*cut, dim).permute(0, 3, 1, 2, 4) for p in x.split(c, -1))
-    o = chunked_kda(q, k, v, f.view(*cut, dim).permute(0, 3, 1, 2, 4),
-                    beta.sigmoid().view(*cut, 1).permute(0, 3, 1, 2, 4))
+    with torch.autocast("cpu", enabled=False):      # the recurrence stays in float32
+        o = chunked_kda(q, k, v, f.view(*cut, dim).permute(0, 3, 1, 2, 4),
+                        beta.float().sigmoid().view(*cut, 1).permute(0, 3, 1, 2, 4))
     o = o.permute(0, 2, 3, 1, 4).reshape(b, t, heads, dim)
     o = self.o_norm(o, self.g_b_proj(o_gate).view(b, t, heads, dim)).reshape(b, t, c)
     return self.o_proj(o)

@@ -141,18 +141,29 @@ def learning_rate(step: int, args: argparse.Namespace) -> float:
     return args.lr * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
+def spare_threads(now: int) -> int:
+    """2 threads on a quiet machine, 1 on a busy one, where waiting for each other costs more than it gains."""
+    try:
+        runnable = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
+    except OSError:
+        return now
+    return 2 if runnable <= 2 else 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, required=True, help="directory of the state and the log")
     parser.add_argument("--tokenizer", type=Path, default=Path(__file__).resolve().parent / "checkpoint")
-    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--tokens", type=int, default=3072, help="ids per step, padding included")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--warmup", type=int, default=150)
     parser.add_argument("--balance", type=float, default=1e-3, help="step of the routing bias")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--save", type=int, default=400)
+    parser.add_argument("--threads", type=int, default=2, help="2: one of the two is given up when others compute")
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True,
+                        help="matrix products in bfloat16 (weights, recurrence, norms and loss stay float32)")
+    parser.add_argument("--save", type=int, default=200)
     parser.add_argument("--stop", type=int, help="stop after this step, schedule unchanged")
     args = parser.parse_args()
 
@@ -192,6 +203,7 @@ def main() -> None:
         part.replace(path)
 
     balance = Balance(model)
+    threads = args.threads
     loss_sum, clock, seen_then = 0.0, time.perf_counter(), seen
     batches = stream(tok, args.seed, number, args.tokens)
     while step < min(args.steps, args.stop or args.steps):
@@ -199,17 +211,19 @@ def main() -> None:
         for group in opt.param_groups:
             group["lr"] = learning_rate(step, args)
         balance.real = real
-        with demo.fast_training():
+        with demo.fast_training(), torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
             hidden = model.model(ids, use_cache=False).last_hidden_state
             wanted = targets >= 0
-            loss = fn.cross_entropy(model.lm_head(hidden[wanted]), targets[wanted])
-            opt.zero_grad()
-            loss.backward()
+            loss = fn.cross_entropy(model.lm_head(hidden[wanted]).float(), targets[wanted])
+        opt.zero_grad()
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         opt.step()
         balance.step(args.balance * (1.0 if step < 0.8 * args.steps else 0.1))
         balance.real = None
         step += 1
+        if args.threads == 2 and step % 10 == 0:
+            torch.set_num_threads(threads := spare_threads(threads))
         seen += int(real.sum())
         loss_sum += loss.item()
         if step % 50 == 0:
