@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import warp_embed
+
+PACKAGE = Path(warp_embed.__file__).parent
 PROBE = """
 import json, os, signal, sys, threading, time
 seen = []
@@ -46,7 +49,7 @@ def imports(tmp_path_factory):
     here = tmp_path_factory.mktemp("cwd")
     runs = []
     for _ in range(5):
-        done = python(PROBE, cwd=here)
+        done = python(PROBE, cwd=here, PYTHONPATH=str(PACKAGE.parent))
         assert done.returncode == 0, done.stderr
         assert done.stderr == "" and done.stdout.count("\n") == 1, "the import prints"
         runs.append(json.loads(done.stdout))
@@ -72,8 +75,6 @@ def test_import_leaves_what_only_some_calls_need(imports):
 
 
 def test_version_is_one_version():
-    import warp_embed
-
     assert warp_embed.__version__[0].isdigit()
     try:
         installed = version("warp_embed")
@@ -84,9 +85,7 @@ def test_version_is_one_version():
 
 def test_a_missing_extension_says_which_command_builds_it(tmp_path):
     """A checkout in which nothing was built yet: the package's own files without the compiled ones."""
-    import warp_embed
-
-    shutil.copytree(Path(warp_embed.__file__).parent, tmp_path / "warp_embed",
+    shutil.copytree(PACKAGE, tmp_path / "warp_embed",
                     ignore=shutil.ignore_patterns("*.so", "*.pyd", "demo.waste", "csrc"))
     done = python("import warp_embed", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
