@@ -65,9 +65,14 @@ def layer(name):
 
 
 def python_imports(path):
-    """Modules that a .py or .pyi names, wherever the statement stands, as dotted absolute names."""
+    """Modules that a .py or .pyi imports when it runs, wherever the statement stands, as dotted absolute names."""
     parts = path.relative_to(ROOT).with_suffix("").parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    for_types = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.If) and
+                 ast.unparse(node.test) == "TYPE_CHECKING" for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
