@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import platformdirs
 import pytest
 
 import warp_embed
@@ -35,8 +36,7 @@ def test_info(cli, container):
 
 
 def test_list(cli, container, monkeypatch, tmp_path):
-    from warp_embed.runtime import paths
-    monkeypatch.setattr(paths.platformdirs, "user_data_dir", lambda *a, **k: str(tmp_path))
+    monkeypatch.setattr(platformdirs, "user_data_dir", lambda *a, **k: str(tmp_path))
     assert cli("list")[1] == f"no models in {tmp_path / 'models'}\n" and json.loads(cli("list", "--json")[1]) == []
     (tmp_path / "models").symlink_to(container.parent)
     assert "gibberish" in cli("list")[1]

@@ -1,5 +1,6 @@
 import os
 
+import platformdirs
 import pytest
 
 from warp_embed.runtime import paths
@@ -7,7 +8,7 @@ from warp_embed.runtime import paths
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths.platformdirs, "user_data_dir", lambda *a, **k: str(tmp_path / "data"))
+    monkeypatch.setattr(platformdirs, "user_data_dir", lambda *a, **k: str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

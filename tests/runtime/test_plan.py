@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 from warp_embed.errors import BudgetError
@@ -152,8 +153,8 @@ def test_processor_quotas(tmp_path, files, expected):
 @pytest.fixture
 def machine(monkeypatch):
     def set_up(total, available, space=None, vms=0):
-        monkeypatch.setattr(plan.psutil, "virtual_memory", lambda: SimpleNamespace(total=total, available=available))
-        monkeypatch.setattr(plan.psutil, "Process",
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total, available=available))
+        monkeypatch.setattr(psutil, "Process",
                             lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(vms=vms)))
         monkeypatch.setattr(plan, "_address_space_limit", lambda: space)
     return set_up
@@ -189,7 +190,7 @@ def test_the_real_machine_has_a_budget_and_threads():
 ])
 def test_the_default_number_of_threads(tmp_path, monkeypatch, affinity, physical, quota, expected):
     monkeypatch.setattr(plan.os, "sched_getaffinity", lambda pid: set(range(affinity)), raising=False)
-    monkeypatch.setattr(plan.psutil, "cpu_count", lambda logical: physical)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: physical)
     files = {"proc/self/cgroup": "0::/\n", V2 + "cpu.max": quota} if quota else {}
     assert plan.default_threads(write(tmp_path, files)) == expected
 

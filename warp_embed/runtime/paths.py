@@ -4,11 +4,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import platformdirs
-
 
 def models_dir() -> Path:
     """The folder in which models are found by name; it need not exist."""
+    # Imported on use: importing warp_embed has to be quick.
+    import platformdirs
+
     return Path(platformdirs.user_data_dir("warp_embed", appauthor=False)) / "models"
 
 

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import psutil
-
 from warp_embed.errors import BudgetError
 from warp_embed.runtime import cgroup
 from warp_embed.runtime.paths import find_model
@@ -216,6 +214,8 @@ def solve(sizes: Sizes, limit: int, context: int, kv: str, threads: int) -> Memo
 
 def default_threads(root: Path = Path("/")) -> int:
     """min(affinity, whole processors of the control group's quota, physical cores), at least 1."""
+    import psutil  # on use: importing warp_embed has to be quick
+
     try:
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else len(
             psutil.Process().cpu_affinity() or ())
@@ -230,6 +230,8 @@ def default_threads(root: Path = Path("/")) -> int:
 
 def automatic_budget(root: Path = Path("/")) -> int:
     """The budget that memory="auto" stands for at this moment, in bytes."""
+    import psutil
+
     machine = psutil.virtual_memory()
     capacity, available = machine.total, machine.available
     group = cgroup.memory_limit(root)
