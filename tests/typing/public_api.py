@@ -39,24 +39,21 @@ def session(session: Session) -> None:
     assert_type(session.logits, Logits | None)
     assert_type(session.prefill([1, 2, 3]), Logits)
     assert_type(session.prefill(np.arange(3), all_logits=True), Logits)
-    assert_type(session.step(Sampling(temperature=0.7, top_p=0.95, seed=1)), Token)
-    assert_type(session.step(token=42), Token)
+    assert_type(session.step(Sampling(temperature=0.7, top_p=0.95, seed=1)), Token | None)
+    assert_type(session.step(token=42), Token | None)
     assert_type(session.step(budget_s=0.004), Token | None)
     for token in session.generate("Why?", max_tokens=64, stop=["\n\n"]):
         assert_type(token, Token)
         assert_type(token.id, int)
         assert_type(token.text, str)
         assert_type(token.logprob, float)
-    assert_type(session.rewind(0), int)
-    assert_type(session.sync([1, 2]), int)
-    assert_type(session.fork(), Session)
-    session.step("greedy")  # type: ignore[call-overload]
+    session.step("greedy")  # type: ignore[arg-type]
 
 
 def values() -> None:
     sampling = Sampling(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, repetition_penalty=1.1, logit_bias={1: -1.0})
     assert_type(sampling.temperature, float)
     sampling.seed = 3  # type: ignore[misc]
-    assert_type(warp_embed.demo_path(), Path)
+    assert_type(warp_embed.demo_path(), str)
     assert_type(warp_embed.get_include(), str)
     assert_type(warp_embed.__version__, str)
