@@ -211,7 +211,8 @@ class Checkpoint(Source):
             first = row0 // high
             scales = self._home[scale_name].read_rows(scale_name, first, -(-row1 // high))
             by_row = scales[np.arange(row0, row1) // high - first]
-            block *= np.repeat(by_row, wide, axis=1)[:, :block.shape[1]]
+            with np.errstate(all="ignore"):         # what is not finite is named by the caller
+                block *= np.repeat(by_row, wide, axis=1)[:, :block.shape[1]]
         return block
 
     def expert(self, layer: int, expert: int) -> Expert:
