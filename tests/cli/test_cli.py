@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,7 +166,7 @@ def test_without_a_command_there_is_help(cli):
 
 
 def test_a_model_without_a_tokenizer_says_so(cli, tmp_path):
-    from conftest import KL_TINY
+    from gibberish import KL_TINY
     path = tmp_path / "ids.waste"
     code, _, err = cli("convert", KL_TINY, path)
     assert code == 0 and err.startswith("warning: ")
@@ -173,9 +174,19 @@ def test_a_model_without_a_tokenizer_says_so(cli, tmp_path):
     assert code == 2 and "tokenizer.model" in err
 
 
+@pytest.fixture
+def endless(container, tmp_path):
+    """The same model without an end of sequence."""
+    path = shutil.copytree(container, tmp_path / "endless.waste")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["config"]["eos_token_id"] = None
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    return path
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and pipes")
-def test_a_reader_that_leaves_ends_it_quietly(container):
-    work = subprocess.Popen([*PYTHON, "run", container, "Hello", "--max-tokens", "4000"], stdout=subprocess.PIPE,
+def test_a_reader_that_leaves_ends_it_quietly(endless):
+    work = subprocess.Popen([*PYTHON, "run", endless, "Hello", "--max-tokens", "8000"], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE)
     work.stdout.read(1)
     work.stdout.close()
@@ -184,8 +195,8 @@ def test_a_reader_that_leaves_ends_it_quietly(container):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and pipes")
-def test_ctrl_c_is_exit_code_130(container):
-    work = subprocess.Popen([*PYTHON, "run", container, "Hello", "--max-tokens", "8000"], stdout=subprocess.PIPE,
+def test_ctrl_c_is_exit_code_130(endless):
+    work = subprocess.Popen([*PYTHON, "run", endless, "Hello", "--max-tokens", "8000"], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE)
     work.stdout.read(1)
     time.sleep(0.1)

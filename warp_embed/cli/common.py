@@ -97,9 +97,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
+# What a model says may hold escape sequences, and a terminal would obey them.
+_CONTROLS = {i: "\ufffd" for i in (*range(9), *range(11, 32), *range(127, 160))}
+
+
 def show(text: str) -> None:
-    """A piece of a text that is still going on."""
-    sys.stdout.write(text)
+    """A piece of a model's text, which is still going on."""
+    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
@@ -111,14 +115,19 @@ def speed(n: int, seconds: float) -> str:
 
 def spent(tokens: Iterable[Token]) -> str:
     """What decoding some tokens took: time, cache, disk."""
-    from warp_embed.units import format_bytes
     stats = [token.stats for token in tokens]
-    hits, misses = sum(s.hits for s in stats), sum(s.misses for s in stats)
     text = speed(len(stats), sum(s.total_ms for s in stats) / 1000)
-    if hits + misses:
-        text += (f"; experts: {100 * hits / (hits + misses):.0f} % of {hits + misses} found in the cache, "
-                 f"{format_bytes(sum(s.bytes_read for s in stats))} read from disk")
-    return text
+    used = cache_use(sum(s.hits for s in stats), sum(s.misses for s in stats), sum(s.bytes_read for s in stats))
+    return f"{text}; {used}" if used else text
+
+
+def cache_use(hits: int, misses: int, bytes_read: int) -> str:
+    """``"experts: 90 % of 200 found in the cache, 1.20 MB read from disk"``; nothing if none were used."""
+    from warp_embed.units import format_bytes
+    if not hits + misses:
+        return ""
+    return (f"experts: {100 * hits / (hits + misses):.0f} % of {hits + misses} found in the cache, "
+            f"{format_bytes(bytes_read)} read from disk")
 
 
 def styled(text: str, code: str) -> str:

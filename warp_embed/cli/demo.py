@@ -7,15 +7,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from warp_embed.cli.common import add_model, open_model, show, spent, styled
+from warp_embed.cli.common import add_model, cache_use, open_model, show, speed, styled
 
 if TYPE_CHECKING:
     from warp_embed import Chat
 
-QUESTIONS = ("Hello, my name is Ada.", "What is the capital of France?", "What is the opposite of hot?",
-             "What is seven plus five?")
+QUESTIONS = ("Hello, my name is Clara.", "What is the capital of France?", "What is the opposite of hot?",
+             "What is 7 plus 5?")
 LAST_QUESTION = "What is my name?"
 
 
@@ -42,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
             for question in QUESTIONS:
                 answer(chat, question)
                 tokens += chat.reply
-            note(spent(tokens))
+            stats: Any = model.stats()
+            note(speed(len(tokens), sum(t.stats.total_ms for t in tokens) / 1000))
+            note(cache_use(stats.get("hits", 0), stats.get("misses", 0), stats.get("bytes_read", 0)))
             chat.session.save(state)
             position = chat.session.position
 
@@ -59,7 +61,7 @@ def answer(chat: Chat, question: str) -> None:
     print("  " + styled("> " + question, "2"))
     show("  ")
     for piece in chat.ask(question, max_tokens=64):
-        show(styled(piece, "1"))
+        show(piece)
     print()
 
 
