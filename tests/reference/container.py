@@ -89,6 +89,11 @@ def build(path, config=KIMI, *, trunk="q4", experts="VQ3R", prefix="", seed=0, g
     return built
 
 
+def same_bits(a, b):
+    """Equal as bits, so that -0.0 and 0.0 differ."""
+    return a.dtype == b.dtype == np.float32 and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
 # ---- trunk ----
 
 def _tensor_list(c: Config) -> list[tuple[str, tuple[int, ...]]]:

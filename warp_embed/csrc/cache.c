@@ -15,7 +15,9 @@
 #include "pool_clock.h"
 
 #define NOWHERE UINT32_MAX
-#define SAMPLES 16u                 /* candidates looked at per eviction */
+/* Candidates looked at per eviction. More of them follow the rule more closely, and that is worse when a working set
+ * larger than the cache is walked through in the same order again and again: the rule then picks what comes next. */
+#define SAMPLES 8u
 #define AGE_PERIOD 10u              /* uses are halved after this many accesses per slot */
 #define USES_MAX UINT16_MAX
 
@@ -92,10 +94,9 @@ static uint32_t worse_unpinned(const we_cache *c, uint32_t best, uint32_t candid
 static uint32_t choose_victim(we_cache *c)
 {
     uint32_t victim = NOWHERE;
-    if (c->n_active > SAMPLES)
-        for (uint32_t i = 0; i < SAMPLES; i++)
-            victim = worse_unpinned(c, victim, c->active[next_random(c) % c->n_active]);
-    for (uint32_t i = 0; i < c->n_active && (victim == NOWHERE || c->n_active <= SAMPLES); i++)
+    for (uint32_t i = 0; i < SAMPLES; i++)
+        victim = worse_unpinned(c, victim, c->active[next_random(c) % c->n_active]);
+    for (uint32_t i = 0; i < c->n_active && victim == NOWHERE; i++)
         victim = worse_unpinned(c, victim, c->active[i]);
     return victim;
 }
