@@ -51,11 +51,8 @@ def active():
 
 def force(name):
     """Use one level from now on; None for the best. ValueError if it does not run here."""
-    encoded = None if name is None else name.encode()
-    cdef const char *isa = NULL
-    if encoded is not None:
-        isa = encoded
-    if we_kernels_force(isa) != 0:
+    encoded = (name or "").encode()
+    if we_kernels_force(NULL if name is None else <const char *>encoded) != 0:
         raise ValueError(f"kernel level {name!r} does not run here; available: {', '.join(levels())}")
 
 if os.environ.get("WARP_EMBED_ISA"):
@@ -291,10 +288,10 @@ cdef class Matrix:
             we_kernels_active().decode_rows(&self.w, first, end, to, self.w.cols)
         return y
 
-    def matmul(self, x, size_t row0=0, row1=None):
-        """x [n][cols] by rows [row0, row1): float32 [n][rows]."""
+    def matmul(self, x, size_t row0=0, row1=None, bint exact=False):
+        """x [n][cols] by rows [row0, row1): float32 [n][rows]; with exact=True never by integers."""
         row0, row1 = _rows(row0, row1, self.w.rows)
-        cdef Activations a = Activations(x, we_integer_group(&self.w))
+        cdef Activations a = Activations(x, 0 if exact else we_integer_group(&self.w))
         if a.x.shape[1] != self.w.cols:
             raise ValueError(f"x must have {self.w.cols} columns, not {a.x.shape[1]}")
         cdef size_t first = row0, end = row1, n = a.x.shape[0]

@@ -148,7 +148,8 @@ typedef struct we_kernels {
     void (*quantize)(const we_acts *a, size_t t0, size_t t1, size_t cols);
     /* y[t][r - row0] = sum over i of W[r][i] x[t][i], for rows [row0, row1) and n tokens; y [n][y_stride].
      * With we_integer_group(w) != 0 and a->group equal to it the inputs are a's integers: int32 inside a group, f32
-     * over groups. Otherwise, and always when a->group is 0 (the router), f32 throughout. Error: float c eps sum|w x|; integer also scale / 2 a group times sum|w|. */
+     * over groups. Otherwise, and always when a->group is 0 (the router), f32 throughout. Error: c eps sum|w x|, where
+     * with integers Q4G's |w| counts with its offset of 8 scales; integers also scale / 2 a group times sum|w|. */
     void (*matmul)(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y, size_t y_stride);
     /* y[t][i] = sum over rows r in [row0, row1) of W[r][i] x[t][r - row0], i in [0, cols): the transposed product, f32. */
     void (*matmul_t)(const we_matrix *w, size_t row0, size_t row1, const float *x, size_t x_stride, size_t n, float *y,

@@ -18,6 +18,10 @@ enum {
 
 static inline size_t we_min(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t we_n_groups(const we_matrix *w) { return ((size_t)w->cols + w->group - 1) / w->group; }
+static inline int we_takes_integers(const we_matrix *w, const we_acts *a)
+{
+    return a->group != 0 && a->group == we_integer_group(w);
+}
 static inline int we_is_vq(const we_matrix *w)
 {
     return w->encoding == WE_VQ3R || w->encoding == WE_VQ2R || w->encoding == WE_VQ4P;

@@ -225,7 +225,7 @@ static void float_row(const we_matrix *w, size_t row, const we_acts *a, size_t n
 void we_ref_matmul(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y,
                    size_t y_stride)
 {
-    const int integer = we_integer_group(w) != 0;
+    const int integer = we_takes_integers(w, a);
     for (size_t r = row0; r < row1; r++) {
         if (!integer) float_row(w, r, a, n, y + (r - row0), y_stride);
         else for (size_t t = 0; t < n; t++) y[t * y_stride + (r - row0)] = integer_row(w, r, a, t);

@@ -30,21 +30,26 @@ static inline __m128i codes_x16(const uint8_t *codes, size_t c, int q4)
     return _mm_sub_epi8(_mm_unpacklo_epi8(evens, odds), _mm_set1_epi8(8));
 }
 
-/* A row of Q8G or Q4G whose group is a multiple of 16; rows are padded to whole groups. */
-static void decode_groups(const we_matrix *w, size_t row, float *y)
+static int has_groups_of_16(const we_matrix *w)
+{
+    return (w->encoding == WE_Q8G || w->encoding == WE_Q4G) && w->group % 16 == 0;
+}
+
+/* Columns [c0, c1) of a row; c0 is a multiple of 16, and so is the group; rows are padded to whole groups. */
+static void decode_groups(const we_matrix *w, size_t row, size_t c0, size_t c1, float *y)
 {
     const int q4 = w->encoding == WE_Q4G;
     const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes;
     const uint16_t *scales = w->scales + row * we_n_groups(w);
-    for (size_t c0 = 0; c0 < w->cols; c0 += w->group) {
-        const __m256 scale = _mm256_set1_ps(we_f16_value(*scales++));
-        const size_t c1 = we_min(c0 + w->group, w->cols);
-        for (size_t c = c0; c < c1; c += 16) {
+    for (size_t c = c0; c < c1;) {
+        const __m256 scale = _mm256_set1_ps(we_f16_value(scales[c / w->group]));
+        const size_t end = we_min(c / w->group * w->group + w->group, c1);
+        for (; c < end; c += 16, y += 16) {
             const __m128i code = codes_x16(codes, c, q4);
             const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(code));
             const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(code, 8)));
-            store_some(y + c, _mm256_mul_ps(scale, low), c1 - c);
-            if (c1 - c > 8) store_some(y + c + 8, _mm256_mul_ps(scale, high), c1 - c - 8);
+            store_some(y, _mm256_mul_ps(scale, low), end - c);
+            if (end - c > 8) store_some(y + 8, _mm256_mul_ps(scale, high), end - c - 8);
         }
     }
 }
@@ -62,8 +67,8 @@ void we_avx2_decode_rows(const we_matrix *w, size_t row0, size_t row1, float *y,
     for (size_t r = row0; r < row1; r++, y += y_stride) {
         if (w->encoding == WE_BF16) {
             decode_bf16((const uint16_t *)w->payload + r * w->cols, w->cols, y);
-        } else if ((w->encoding == WE_Q8G || w->encoding == WE_Q4G) && w->group % 16 == 0) {
-            decode_groups(w, r, y);
+        } else if (has_groups_of_16(w)) {
+            decode_groups(w, r, 0, w->cols, y);
         } else if (is_vq8(w)) {
             we_avx2_vq_tile(w, r, 1, 0, w->cols, y, 0);
             scale_row(y, we_f16_value(w->scales[r]), w->cols);
@@ -240,9 +245,11 @@ static const float *rows_piece(const we_matrix *w, size_t row, size_t n_rows, si
 {
     *stride = w->encoding == WE_F32 ? w->cols : COLS;
     if (w->encoding == WE_F32) return (const float *)w->payload + row * w->cols + c0;
-    if (w->encoding != WE_BF16) we_avx2_vq_tile(w, row, n_rows, c0, c1, piece, COLS);
-    else for (size_t i = 0; i < n_rows; i++)
-        decode_bf16((const uint16_t *)w->payload + (row + i) * w->cols + c0, c1 - c0, piece + i * COLS);
+    if (is_vq8(w)) we_avx2_vq_tile(w, row, n_rows, c0, c1, piece, COLS);
+    for (size_t i = 0; i < n_rows && !is_vq8(w); i++) {
+        if (w->encoding != WE_BF16) decode_groups(w, row + i, c0, c1, piece + i * COLS);
+        else decode_bf16((const uint16_t *)w->payload + (row + i) * w->cols + c0, c1 - c0, piece + i * COLS);
+    }
     return piece;
 }
 
@@ -260,18 +267,18 @@ static void float_rows(const we_matrix *w, size_t row, size_t n_rows, const floa
         tile_product(sums, tile, stride, n_rows, x + c0, x_stride, n, c1 - c0);
     }
     for (size_t i = 0; i < n_rows; i++) {
-        const float scale = w->encoding == WE_F32 || w->encoding == WE_BF16 ? 1 : we_f16_value(w->scales[row + i]);
+        const float scale = is_vq8(w) ? we_f16_value(w->scales[row + i]) : 1;
         for (size_t t = 0; t < n; t++) y[t * y_stride + i] = scale * sum_lanes(_mm256_loadu_ps(sums[t][i]));
     }
 }
 
 void we_avx2_matmul(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y, size_t y_stride)
 {
-    if (we_integer_group(w)) {
+    if (we_takes_integers(w, a)) {
         we_avx2_matmul_integer(w, row0, row1, a, n, y, y_stride);
     } else if (is_vq8(w) && n == 1) {
         we_avx2_vq_token(w, row0, row1, a->x, y);
-    } else if (is_vq8(w) || w->encoding == WE_F32 || w->encoding == WE_BF16) {
+    } else if (is_vq8(w) || has_groups_of_16(w) || w->encoding == WE_F32 || w->encoding == WE_BF16) {
         for (size_t r = row0; r < row1; r += ROWS)
             for (size_t t = 0; t < n; t += TOKENS)
                 float_rows(w, r, we_min(ROWS, row1 - r), a->x + t * a->x_stride, a->x_stride, we_min(TOKENS, n - t),
