@@ -133,6 +133,23 @@ def test_chat_reads_questions_from_stdin(cli, container, monkeypatch, tmp_path):
     assert straight == reply + second.split("\n", 1)[1]      # saved and restored, it says what it would have said
 
 
+def test_ctrl_c_on_a_terminal_ends_the_reply_only(cli, container, monkeypatch):
+    def interrupted(self, text, **options):
+        yield "so far"
+        raise KeyboardInterrupt
+
+    class Keyboard(io.StringIO):
+        def isatty(self):
+            return True
+    lines = iter(["Hello", "the", "/quit"])
+    monkeypatch.setattr(sys, "stdin", Keyboard())
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr(warp_embed.Chat, "ask", interrupted)
+    assert cli("chat", container, *SHORT) == (0, "so far\nso far\n", "")
+    feed(monkeypatch, "Hello", "the")                   # from a pipe it ends the program
+    assert cli("chat", container, *SHORT)[0] == 130
+
+
 def test_chat_goes_on_after_a_mistake(cli, container, monkeypatch, tmp_path):
     feed(monkeypatch, "/save", "/restore", f"/restore {tmp_path / 'absent'}", "/what", "x" * 400, "Hello")
     code, out, err = cli("chat", container, *SHORT)

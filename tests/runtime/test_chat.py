@@ -1,5 +1,6 @@
 """The chat over a made-up session that says what a script tells it to."""
 import json
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -322,6 +323,27 @@ def test_a_file_that_is_no_format_is_refused(tmp_path, text):
     (tmp_path / "chat.json").write_text(text)
     with pytest.raises(FormatError):
         Chat(Model(tmp_path))
+
+
+def test_files_damaged_anywhere_are_refused_or_harmless(tmp_path):
+    rng = random.Random(3)
+    write(tmp_path)
+    (tmp_path / "chat.json").write_text(json.dumps(KIMI_LINEAR))
+    whole = {name: (tmp_path / name).read_bytes() for name in ("tokenizer.model", "specials.json", "chat.json")}
+    refused = 0
+    for _ in range(400):
+        name = rng.choice(list(whole))
+        blob = bytearray(whole[name])
+        for _ in range(rng.randint(1, 3)):
+            blob[rng.randrange(len(blob))] = rng.choice(b'\x00\xff"[]{}:,\\ \n09=A')
+        (tmp_path / name).write_bytes(blob[:rng.choice([len(blob), rng.randrange(len(blob))])])
+        try:
+            chat = Chat(Model(tmp_path))
+            assert chat._tokenizer.decode(chat._tokenizer.encode("Hello é")) == "Hello é"
+        except (FormatError, UnsupportedModel):
+            refused += 1
+        (tmp_path / name).write_bytes(whole[name])
+    assert refused > 200
 
 
 def test_a_vocabulary_without_markers_has_no_chat_format(tmp_path):

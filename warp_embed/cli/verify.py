@@ -25,10 +25,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**dataclasses.asdict(report), "ok": report.ok})
         return 0 if report.ok else 1
+    width = max((len(kind.kind) for kind in report.kinds), default=0)
     for kind in report.kinds:
         error = "" if kind.relative_rms is None else (
             f"  error {100 * kind.relative_rms:.4f} %, at most {kind.max_error:.3g}")
-        print(f"{kind.kind:<40} {kind.encoding:<5} {kind.count:>7}{error}")
+        print(f"{kind.kind:<{width}} {kind.encoding:<5} {kind.count:>7}{error}")
     for problem in report.problems:
         print(f"damaged: {problem}")
     if report.n_problems > len(report.problems):
