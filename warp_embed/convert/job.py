@@ -91,17 +91,20 @@ class Job:
     def _finished_books(self, layer: int) -> np.ndarray | None:
         assert self.plan.form is not None
         n, base, form = self.plan.books_per_layer, self.plan.base(layer), self.plan.form
-        candidates = [(self.work / f"codebooks-L{layer}.bin", 0),
-                      (self.work / "codebooks.bin", base * self.plan.book_bytes)]
-        for path, offset in candidates:
-            try:
-                with open(path, "rb") as file:
-                    file.seek(offset)
-                    data = file.read(n * self.plan.book_bytes)
-                books = codebooks.unpack_books(data, base, n, form.entries)
-                return books.reshape(3, form.stages, form.entries, VEC_DIM)
-            except (FileNotFoundError, FormatError):
+        size, total = n * self.plan.book_bytes, len(self.plan.moe_layers) * n * self.plan.book_bytes
+        for name, offset, whole in ((f"codebooks-L{layer}.bin", 0, size),
+                                    ("codebooks.bin", base * self.plan.book_bytes, total)):
+            path = self.work / name
+            if not path.is_file() or path.stat().st_size != whole:
                 continue
+            with open(path, "rb") as file:
+                file.seek(offset)
+                data = file.read(size)
+            try:
+                books = codebooks.unpack_books(data, base, n, form.entries)
+            except FormatError:
+                continue
+            return books.reshape(3, form.stages, form.entries, VEC_DIM)
         return None
 
     def _bank_is_finished(self, layer: int) -> bool:
