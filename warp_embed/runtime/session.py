@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import secrets
 import threading
 import time
@@ -118,6 +119,8 @@ class Session:
                 self._logits = out[-1] if out is not None and every is None else None
                 if on_progress is not None:
                     on_progress(first + len(piece), len(ids))
+                    if self._state is None:
+                        raise SessionClosed("on_progress closed this session")
             if every is not None:
                 self._logits = every[-1].copy()
                 return every
@@ -262,8 +265,9 @@ class Session:
     def close(self) -> None:
         """Free the session's memory; may be called again. A running call is cancelled and waited for."""
         self.cancel()
-        from_callback = self._owner == threading.get_ident()        # on_progress closes its own session: no waiting
-        with contextlib.nullcontext() if from_callback else self._busy:
+        # No waiting where nobody would ever release: in on_progress of this very session, or in a forked child.
+        alone = self._owner == threading.get_ident() or self.model._pid != os.getpid()
+        with contextlib.nullcontext() if alone else self._busy:
             self._state = None
             self._logits = None
         self.model._sessions.discard(self)
