@@ -1,7 +1,7 @@
 """KDA and MLA, as in Kimi Linear (arXiv 2510.26692); the formulas are beside the kernels in kernels.h."""
-from warp_embed._kernels cimport we_acts, we_kda_args, we_kernels, we_integer_group, we_latent_bytes, we_mla_args
+from warp_embed._kernels cimport we_acts, we_kda_args, we_kernels, we_latent_bytes, we_mla_args
 from warp_embed._kernels cimport WE_LATENT_TILE
-from warp_embed.engine.linear cimport add_product, for_each, product, run_products, set_acts
+from warp_embed.engine.linear cimport add_product, for_each, input_group, product, run_products, set_acts
 from warp_embed.engine.structs cimport Config, KdaWeights, LayerState, LayerWeights, MlaWeights, Pass, Scratch
 
 cdef float LATENT_EPS = 1e-6        # of kv_a_layernorm; not rms_norm_eps
@@ -108,7 +108,7 @@ cdef void mla_heads(void *arg, size_t begin, size_t end, unsigned worker) noexce
     K.mla(&mla)
     for h in range(begin, end):
         key_row = h * (c.nope + c.v)
-        head_acts(&acts, s, c, h, we_integer_group(a.w.kv_b))
+        head_acts(&acts, s, c, h, input_group(a.w.kv_b))
         if acts.group != 0:
             K.quantize(&acts, 0, p.n, c.r)
         K.matmul(a.w.kv_b, key_row + c.nope, key_row + c.nope + c.v, &acts, p.n, s.o + h * c.v, c.nh * c.v)

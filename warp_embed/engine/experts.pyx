@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memset
 from warp_embed._kernels cimport we_acts, we_kernels, we_matrix, we_router, we_status
 from warp_embed._kernels cimport WE_OK
 from warp_embed._store cimport WE_DOWN, WE_GATE, WE_MATRICES, WE_UP
-from warp_embed.engine.linear cimport add_product, for_each, product, run_products, set_acts
+from warp_embed.engine.linear cimport add_exact_product, add_product, for_each, product, run_products, set_acts
 from warp_embed.engine.structs cimport Config, FfnWeights, LayerWeights, MoeWeights, Pass, Scratch
 
 
@@ -67,12 +67,12 @@ cdef void route_tokens(void *arg, size_t begin, size_t end, unsigned worker) noe
 cdef void route(Pass *p, const MoeWeights *w) noexcept nogil:
     """Choose k experts for every token: s.idx, s.weight. The router takes its inputs as f32, whatever its encoding."""
     cdef Scratch *s = p.s
-    cdef we_acts exact = s.in_acts
     cdef RouteArgs args
     cdef size_t n = p.n * p.c.k, row = w.index * n
     if p.forced_idx == NULL or p.trace_idx != NULL:
-        set_acts(&exact, s.h, p.c.hidden)
-        exact_product(p, w.router, &exact)
+        set_acts(&s.in_acts, s.h, p.c.hidden)
+        add_exact_product(&p.linear, w.router, &s.in_acts, p.n, s.router_logits, p.c.E)
+        run_products(&p.linear)
         args.p = p
         args.router = p.c.router
         args.router.bias = w.bias
@@ -84,24 +84,6 @@ cdef void route(Pass *p, const MoeWeights *w) noexcept nogil:
     if p.forced_idx != NULL:
         memcpy(s.idx, p.forced_idx + row, n * sizeof(int32_t))
         memcpy(s.weight, p.forced_weight + row, n * sizeof(float))
-
-
-cdef struct ExactArgs:
-    Pass *p
-    const we_matrix *w
-    const we_acts *a
-
-
-cdef void exact_rows(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
-    cdef ExactArgs *e = <ExactArgs *>arg
-    e.p.linear.K.matmul(e.w, begin, end, e.a, e.p.n, e.p.s.router_logits + begin, e.p.c.E)
-
-
-cdef void exact_product(Pass *p, const we_matrix *w, const we_acts *a) noexcept nogil:
-    """router_logits = W h with f32 inputs (a.group is 0)."""
-    cdef ExactArgs args
-    args.p, args.w, args.a = p, w, a
-    for_each(&p.linear, exact_rows, &args, p.c.E, p.n * p.c.E * p.c.hidden)
 
 
 # ---------------------------------------------------------- routed experts ----

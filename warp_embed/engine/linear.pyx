@@ -9,6 +9,8 @@ from warp_embed.engine.structs cimport Job, Linear
 cdef enum:
     ROW_BLOCK = 16              # rows that a thread takes at a time
     SERIAL_WORK = 1 << 17       # multiply-adds below which waking a thread costs more than it saves
+    SMALL_MATRIX = 1 << 18      # weights below which inputs stay f32: integers would save no time that anybody sees,
+                                # and their rounding is what limits the accuracy of small models
 
 
 cdef void set_acts(we_acts *a, const float *x, size_t x_stride) noexcept nogil:
@@ -38,20 +40,39 @@ cdef void quantize(Linear *L, const we_acts *a, size_t n, size_t cols) noexcept 
     for_each(L, quantize_tokens, &q, n, 4 * n * cols)
 
 
+cdef unsigned input_group(const we_matrix *w) noexcept nogil:
+    """The group in which a matrix gets its inputs as integers; 0: as f32. A matter of shape and encoding alone."""
+    return we_integer_group(w) if <size_t>w.rows * w.cols >= SMALL_MATRIX else 0
+
+
 cdef void add_product(Linear *L, const we_matrix *w, we_acts *a, size_t n, float *y, size_t y_stride) noexcept nogil:
     """Note y[t] = W x[t] for n tokens; it is computed by the next run_products. a stays as it is until then."""
-    cdef unsigned group = we_integer_group(w)
-    cdef Job *job
+    cdef unsigned group = input_group(w)
     if n == 0:
         return
-    if L.n_jobs == L.capacity or (group != 0 and a.group != 0 and a.group != group):
-        run_products(L)                     # a second group in one input: the first users go before
     if group != 0 and a.group != group:
+        if a.group != 0:
+            run_products(L)                 # a second group in one input: the users of the first go before
         a.group = group
         quantize(L, a, n, w.cols)
+    add_job(L, w, a, group, n, y, y_stride)
+
+
+cdef void add_exact_product(Linear *L, const we_matrix *w, const we_acts *a, size_t n, float *y,
+                            size_t y_stride) noexcept nogil:
+    """The same with inputs as f32, whatever the matrix."""
+    add_job(L, w, a, 0, n, y, y_stride)
+
+
+cdef void add_job(Linear *L, const we_matrix *w, const we_acts *a, unsigned group, size_t n, float *y,
+                  size_t y_stride) noexcept nogil:
+    cdef Job *job
+    if L.n_jobs == L.capacity:
+        run_products(L)
     job = &L.jobs[L.n_jobs]
     job.w = w
-    job.a = a
+    job.a = a[0]
+    job.a.group = group
     job.n = n
     job.y = y
     job.y_stride = y_stride
@@ -76,7 +97,7 @@ cdef void multiply_rows(void *arg, size_t begin, size_t end, unsigned worker) no
         row1 = (stop - job.first) * ROW_BLOCK
         if row1 > job.w.rows:
             row1 = job.w.rows
-        L.K.matmul(job.w, row0, row1, job.a, job.n, job.y + row0, job.y_stride)
+        L.K.matmul(job.w, row0, row1, &job.a, job.n, job.y + row0, job.y_stride)
         begin = stop
 
 

@@ -145,7 +145,7 @@ cdef struct Scratch:                    # one per model; a pass at a time
 
 cdef struct Job:                        # y[t][i] = W[row0 + i] x[t]
     const we_matrix *w
-    const we_acts *a
+    we_acts a                           # as the matrix takes it: group 0 for f32
     float *y
     size_t n, y_stride
     size_t first                        # row blocks of the jobs before
