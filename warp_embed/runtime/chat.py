@@ -264,7 +264,6 @@ class Chat:
         """Evaluate a question and open the reply. False: cancelled."""
         self.reply, self.finish_reason = [], None
         self._todo += turn
-        cancelled = False
         try:
             self._evaluate()
         except BaseException as error:
@@ -273,10 +272,8 @@ class Chat:
             else:
                 self._open_reply(text)
                 self._end_reply()
-            cancelled = isinstance(error, Cancelled)
-            if not cancelled:
+            if not isinstance(error, Cancelled):
                 raise
-        if cancelled:
             self.finish_reason = "cancelled"
             return False
         self._open_reply(text)
