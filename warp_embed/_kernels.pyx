@@ -52,7 +52,10 @@ def active():
 def force(name):
     """Use one level from now on; None for the best. ValueError if it does not run here."""
     encoded = (name or "").encode()
-    if we_kernels_force(NULL if name is None else <const char *>encoded) != 0:
+    cdef const char *isa = NULL
+    if name is not None:
+        isa = encoded
+    if we_kernels_force(isa) != 0:
         raise ValueError(f"kernel level {name!r} does not run here; available: {', '.join(levels())}")
 
 if os.environ.get("WARP_EMBED_ISA"):
