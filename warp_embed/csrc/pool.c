@@ -159,8 +159,12 @@ void we_pool_run(we_pool *pool, we_task *task, void *arg, size_t n_items, size_t
 {
     if (n_items == 0) return;
     if (grain == 0) grain = 1;
-    if (pool->started == 0 || n_items <= grain) {
-        task(arg, 0, n_items, 0);
+    if (pool->started == 0 || n_items <= grain) {       /* by claims here too: tasks may count on their size */
+        for (size_t begin = 0; begin < n_items;) {
+            const size_t end = n_items - begin > grain ? begin + grain : n_items;
+            task(arg, begin, end, 0);
+            begin = end;
+        }
         return;
     }
     pool->task = task;

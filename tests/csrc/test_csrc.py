@@ -1,0 +1,74 @@
+"""The C core without Python, under sanitizers: small programs that this file compiles and runs."""
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CSRC = ROOT / "warp_embed" / "csrc"
+FLAGS = ["-std=c11", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror",
+         "-UNDEBUG", "-I", str(ROOT / "include"), "-I", str(CSRC), "-I", str(HERE), "-pthread"]
+PROGRAMS = {                            # program: what it is linked with
+    "test_pool": ["pool.c"],
+    "test_record": ["record.c"],
+    "test_cache": ["cache.c", "record.c"],
+    "test_platform": ["platform_posix.c"],
+}
+ALLOC = ["-Dmalloc=test_malloc", "-Dcalloc=test_calloc", "-Drealloc=test_realloc"]       # see alloc.h
+ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+THREAD = ["-fsanitize=thread"]
+RUNS = [(program, compiler, sanitizer) for compiler in ("gcc", "clang") for program in PROGRAMS
+        for sanitizer in ("address", "thread") if sanitizer == "address" or program == "test_pool"]
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="the programs use POSIX")
+
+
+@pytest.fixture(scope="session")
+def usable(tmp_path_factory):
+    """usable(compiler, sanitizer): skips where they cannot make a program that runs."""
+    known = {}
+
+    def check(compiler, sanitizer):
+        if (compiler, sanitizer) not in known:
+            known[compiler, sanitizer] = try_out(compiler, sanitizer, tmp_path_factory.mktemp("probe"))
+        if known[compiler, sanitizer]:
+            pytest.skip(known[compiler, sanitizer])
+    return check
+
+
+def try_out(compiler, sanitizer, folder):
+    """Why this compiler has no such sanitizer, or None."""
+    if not shutil.which(compiler):
+        return f"{compiler} is not installed"
+    source = folder / "probe.c"
+    source.write_text("#include <pthread.h>\nstatic void *f(void *p) { return p; }\n"
+                      "int main(void) { pthread_t t; return pthread_create(&t, 0, f, 0) || pthread_join(t, 0); }\n")
+    flags = ADDRESS if sanitizer == "address" else THREAD
+    for command in ([compiler, *flags, "-pthread", str(source), "-o", str(folder / "probe")], [str(folder / "probe")]):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            lines = (done.stderr or f"exit code {done.returncode}").strip().splitlines()
+            return f"{compiler} has no working {sanitizer} sanitizer here: {lines[-1][:100]}"
+    return None
+
+
+@pytest.mark.parametrize("program, compiler, sanitizer", RUNS)
+def test_core(program, compiler, sanitizer, usable, tmp_path):
+    usable(compiler, sanitizer)
+    flags = [*FLAGS, *(ADDRESS if sanitizer == "address" else THREAD)]
+    objects = []
+    for name in PROGRAMS[program]:
+        objects.append(str(tmp_path / f"{name}.o"))
+        compile_or_fail([compiler, *flags, *ALLOC, "-c", str(CSRC / name), "-o", objects[-1]])
+    compile_or_fail([compiler, *flags, str(HERE / f"{program}.c"), *objects, "-o", str(tmp_path / program)])
+    done = subprocess.run([str(tmp_path / program), str(tmp_path / "scratch")], capture_output=True, text=True,
+                          timeout=300, env={**os.environ, "ASAN_OPTIONS": "allocator_may_return_null=1"})
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+def compile_or_fail(command):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-6000:]
