@@ -32,7 +32,7 @@ class Recorder:
         if not self.layers:
             return {}
         shape = (len(self.layers), n, self.top_k)
-        out = {}
+        out: dict[str, np.ndarray] = {}
         if self.recording:
             out |= {"trace_idx": np.zeros(shape, np.int32), "trace_weight": np.zeros(shape, np.float32),
                     "trace_logits": np.zeros((*shape[:2], self.n_experts), np.float32)}
@@ -82,7 +82,7 @@ class Trace:
 
     def _joined(self, part: int, dtype: type) -> np.ndarray:
         width = self._recorder.n_experts if part == 2 else self._recorder.top_k
-        empty = np.zeros((len(self._recorder.layers), 0, width), dtype)
+        empty: np.ndarray = np.zeros((len(self._recorder.layers), 0, width), dtype)
         return np.concatenate([empty, *(arrays[part] for arrays in self._recorder.seen)], 1)
 
     @property

@@ -1,4 +1,4 @@
-"""Kimi-Linear against transformers' own numbers: logits, greedy tokens, routing, states, for every cut of the prompt."""
+"""Kimi-Linear against transformers' own numbers: logits, greedy tokens, routing, states, for every cut of a prompt."""
 from pathlib import Path
 
 import numpy as np

@@ -6,15 +6,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from warp_embed._store import ExpertStore, Trunk
 from warp_embed.engine.forward import Engine, State
-from warp_embed.errors import BudgetError, FormatError, ForkedError, SessionClosed
+from warp_embed.errors import BudgetError, ForkedError, FormatError, SessionClosed
 from warp_embed.runtime import statefile
-from warp_embed.runtime.config import ModelConfig
 from warp_embed.runtime.manifest import Manifest
-from warp_embed.runtime.paths import find_model
+from warp_embed.runtime.paths import AnyPath, find_model
 from warp_embed.runtime.plan import MemoryPlan, make_plan
 from warp_embed.runtime.session import Session
 from warp_embed.units import format_bytes
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from warp_embed.runtime.chat import Chat
     from warp_embed.runtime.tokenizer import Tokenizer
 
-Path = str | bytes | os.PathLike
 RECORD_HEADER_BYTES = 48
 
 
@@ -43,13 +41,8 @@ class Model:
         Identifies the weights; a saved session only fits the model that made it.
     """
 
-    path: str
-    config: ModelConfig
-    plan: MemoryPlan
-    fingerprint: str
-
     @classmethod
-    def open(cls, name: Path, *, memory: str | int = "auto", context: int = 8192, threads: int | None = None,
+    def open(cls, name: AnyPath, *, memory: str | int = "auto", context: int = 8192, threads: int | None = None,
              kv: str = "f16", verify: bool = False,
              on_progress: Callable[[int, int], object] | None = None) -> Model:
         """Open a container.
@@ -79,23 +72,25 @@ class Model:
         """
         manifest = Manifest.read(find_model(name))
         plan = make_plan(manifest, memory=memory, context=context, kv=kv, threads=threads)
-        self = cls.__new__(cls)
+        return cls(manifest, plan, verify, on_progress)
+
+    def __init__(self, manifest: Manifest, plan: MemoryPlan, verify: bool,
+                 on_progress: Callable[[int, int], object] | None) -> None:
+        """For :meth:`open`."""
+        self._pid = os.getpid()
+        self._closed = False
+        self._lock = threading.Lock()           # one pass at a time
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._tokenizer: Tokenizer | None = None
+        self._manifest = manifest
         self.path = str(manifest.directory)
         self.config = manifest.config
         self.plan = plan
-        self._manifest = manifest
-        self._pid = os.getpid()
-        self._lock = threading.Lock()           # one pass at a time
-        self._sessions = weakref.WeakSet()
-        self._tokenizer = None
-        self._entries = manifest.text_entries()
-        self._trunk = Trunk(os.path.join(self.path, "trunk.bin"), self._entries, on_progress=on_progress)
+        self._trunk = Trunk(os.path.join(self.path, "trunk.bin"), manifest.text_entries(), on_progress=on_progress)
         self._store = open_experts(manifest, plan.cache_slots, verify)
         self._engine = Engine(manifest.config, self._trunk, self._store, manifest.prefix, context=plan.context,
                               chunk=plan.chunk, threads=plan.threads, kv=plan.kv)
         self.fingerprint = fingerprint(manifest, self._trunk)
-        self._closed = False
-        return self
 
     def session(self) -> Session:
         """A new, empty conversation. The first is part of the plan; others take bytes from the expert cache.
@@ -111,7 +106,7 @@ class Model:
             self._sessions.add(session)
             return session
 
-    def restore(self, source: Path | BinaryIO) -> Session:
+    def restore(self, source: AnyPath | BinaryIO) -> Session:
         """The session that was saved to `source`: same tokens, logits and random numbers.
 
         Raises
@@ -157,8 +152,10 @@ class Model:
     def stats(self) -> dict[str, object]:
         """Counters since open: expert cache hits, misses, evictions, bytes_read, read_s, slots; direct; sessions."""
         self._check()
-        experts = self._store.stats() if self._store is not None else {}
-        return {**experts, "sessions": len(self._sessions)}
+        stats: dict[str, object] = {"sessions": len(self._sessions)}
+        if self._store is not None:
+            stats |= self._store.stats()
+        return stats
 
     def resize_cache(self, nbytes: int) -> int:
         """Let the expert cache use at most `nbytes`, though never less than its minimum; the bytes it has then."""
@@ -178,7 +175,7 @@ class Model:
 
     def close(self) -> None:
         """Close all sessions, stop the threads, free the memory. May be called from any thread, and again."""
-        if getattr(self, "_closed", True):
+        if self._closed:
             return
         if self._pid != os.getpid():
             self._engine.forget()
@@ -201,9 +198,10 @@ class Model:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "fingerprint"):        # else open() failed half-way: its parts free themselves
+            self.close()
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise TypeError("an open model cannot be pickled; pass its path and open it there")
 
     def __repr__(self) -> str:
@@ -216,7 +214,7 @@ class Model:
             raise SessionClosed("the model was closed; open it again")
 
     def _cache_bytes(self, slots: int | None = None) -> int:
-        if self._store is None:
+        if self._store is None or self._manifest.experts is None:
             return 0
         return ExpertStore.cache_bytes(self._manifest.experts.layout(self.config), self.config.n_layers,
                                        self.config.n_experts, self._store.slots if slots is None else slots)
@@ -233,22 +231,24 @@ class Model:
         lacking = needed - self.plan.limit_bytes
         if lacking <= 0:
             return
-        spare = 0 if self._store is None else self._store.slots - self._min_slots
+        have = 0 if self._store is None else self._store.slots
+        spare = max(0, have - self._min_slots)
         slots = -(-lacking // max(1, self.plan.record_bytes))
-        if slots > spare:
+        if slots > spare or self._store is None:
             raise BudgetError(
                 f"another session needs {format_bytes(self.plan.state_bytes)} and the expert cache can give "
                 f"{format_bytes(spare * self.plan.record_bytes)}: close a session, or open the model with more memory "
                 "or less context", needed_bytes=needed, budget_bytes=self.plan.limit_bytes)
-        self._store.resize(self._store.slots - slots)
+        self._store.resize(have - slots)
 
 
 def open_experts(manifest: Manifest, slots: int, verify: bool = False, direct: bool = True) -> ExpertStore | None:
     """The expert store of a container, or None if it has no experts."""
-    if not manifest.banks:
+    if manifest.experts is None:
         return None
-    banks = {layer: (os.path.join(str(manifest.directory), bank.file), bank.n_experts, bank.codebook_base)
-             for layer, bank in manifest.banks.items()}
+    banks: dict[int, tuple[AnyPath, int, int]] = {
+        layer: (os.path.join(str(manifest.directory), bank.file), bank.n_experts, bank.codebook_base)
+        for layer, bank in manifest.banks.items()}
     return ExpertStore(manifest.experts.layout(manifest.config), manifest.config.n_layers, banks,
                        manifest.read_books(), slots, check_crc=verify, direct=direct)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
 
 def models_dir() -> Path:
     """The folder in which models are found by name; it need not exist."""
@@ -13,7 +15,7 @@ def models_dir() -> Path:
     return Path(platformdirs.user_data_dir("warp_embed", appauthor=False)) / "models"
 
 
-def find_model(name: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
+def find_model(name: AnyPath) -> Path:
     """The container that a path or a name means.
 
     Parameters

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from warp_embed.runtime.tokens import FinishReason, Token, TokenStats, as_ids
 
 if TYPE_CHECKING:
     from warp_embed.engine.forward import State
-    from warp_embed.runtime.model import Model, Path
+    from warp_embed.runtime.model import Model
+    from warp_embed.runtime.paths import AnyPath
     from warp_embed.testing import Recorder
 
 GREEDY = Sampling()
@@ -244,7 +245,7 @@ class Session:
                 finally:
                     self._busy.release()
 
-    def save(self, target: Path | BinaryIO) -> None:
+    def save(self, target: AnyPath | BinaryIO) -> None:
         """Write the session to a path (temporary file, flushed, renamed; mode 0600) or a binary file object.
 
         :meth:`Model.restore` gives a session that goes on exactly as this one would. A pending token is not saved.
@@ -278,7 +279,7 @@ class Session:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise TypeError("a session cannot be pickled; save it to a file and restore it there")
 
     def __repr__(self) -> str:

@@ -21,19 +21,18 @@ import struct
 import tempfile
 import zlib
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from warp_embed.errors import ContextFull, StateError
+from warp_embed.runtime.paths import AnyPath
 
 MAGIC = b"WESTATE\0"
 VERSION = 1
 HEADER_CAP = 1 << 20            # bytes of JSON; a real one has a few kilobytes
 START = struct.Struct("<8sII")
 CRC = struct.Struct("<I")
-
-Path = str | bytes | os.PathLike
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,9 @@ class SavedSession:
     latents: dict[int, np.ndarray]  # MLA layer -> uint8 (position, bytes of a latent)
 
 
-def write(target: Path | BinaryIO, saved: SavedSession, fingerprint: str, kv: str) -> None:
+def write(target: AnyPath | BinaryIO, saved: SavedSession, fingerprint: str, kv: str) -> None:
     """Write to a path (temporary file, flushed, renamed; readable by its owner only) or to a binary file object."""
-    if hasattr(target, "write"):
+    if not isinstance(target, str | bytes | os.PathLike):
         _write_stream(target, saved, fingerprint, kv)
         return
     path = os.fsdecode(target)
@@ -78,11 +77,14 @@ def _write_stream(stream: BinaryIO, saved: SavedSession, fingerprint: str, kv: s
         stream.write(view)
 
 
-def read(source: Path | bytes | BinaryIO, fingerprint: str, kv: str, context: int) -> SavedSession:
-    """Read and check. StateError (``.field``) if it is damaged or of another model, ContextFull if it is too long."""
+def read(source: AnyPath | BinaryIO, fingerprint: str, kv: str, context: int) -> SavedSession:
+    """Read and check; bytes are the state itself, not a path.
+
+    StateError (``.field``) if it is damaged or of another model, ContextFull if it holds more than `context` tokens.
+    """
     if isinstance(source, bytes | bytearray | memoryview):
         return _read_stream(io.BytesIO(source), fingerprint, kv, context)
-    if hasattr(source, "read"):
+    if not isinstance(source, str | os.PathLike):
         return _read_stream(source, fingerprint, kv, context)
     with open(source, "rb") as stream:
         return _read_stream(stream, fingerprint, kv, context)
@@ -93,7 +95,8 @@ def _read_stream(stream: BinaryIO, fingerprint: str, kv: str, context: int) -> S
     if header["fingerprint"] != fingerprint:
         raise StateError("this state was saved by another model", field="fingerprint")
     if header["kv"] != kv:
-        raise StateError(f"this state holds latents as {header['kv']!r}, the model was opened with kv={kv!r}", field="kv")
+        raise StateError(f"this state holds latents as {header['kv']!r}, the model was opened with kv={kv!r}",
+                         field="kv")
     position = header["position"]
     if position > context:
         raise ContextFull(f"this state holds {position} tokens; open the model with context={position} or more",
@@ -118,7 +121,7 @@ def _read_stream(stream: BinaryIO, fingerprint: str, kv: str, context: int) -> S
     return SavedSession(tokens, header["seed"], arena, latents)
 
 
-def _read_header(stream: BinaryIO) -> dict:
+def _read_header(stream: BinaryIO) -> dict[str, Any]:
     start = _exactly(stream, START.size, "start")
     magic, version, n = START.unpack(start)
     if magic != MAGIC:
@@ -130,12 +133,13 @@ def _read_header(stream: BinaryIO) -> dict:
     text = _exactly(stream, n, "header")
     if CRC.unpack(_exactly(stream, CRC.size, "header"))[0] != zlib.crc32(text, zlib.crc32(start[8:])):
         raise StateError("the header of the state is damaged", field="header")
-    header = json.loads(text)
+    header: dict[str, Any] = json.loads(text)
     kinds = {"fingerprint": str, "kv": str, "position": int, "seed": int, "sections": list}
     for field, kind in kinds.items():
         if not isinstance(header.get(field), kind):
             raise StateError(f"the state has no sound {field}", field=field)
-    if header["position"] < 0 or not all(len(s) == 3 and isinstance(s[1], int) and s[1] >= 0 for s in header["sections"]):
+    sections = header["sections"]
+    if header["position"] < 0 or not all(len(s) == 3 and isinstance(s[1], int) and s[1] >= 0 for s in sections):
         raise StateError("the section list of the state is not sound", field="sections")
     return header
 
