@@ -205,7 +205,6 @@ def test_files_that_are_not_ours_are_left_alone(tmp_path, checkpoint):
 
 
 def test_two_conversions_to_one_place(tmp_path, checkpoint):
-    pytest.importorskip("fcntl")
     inner = []
 
     def second(*_):

@@ -56,6 +56,16 @@ def test_a_flipped_bit_in_every_trunk_tensor(tmp_path, checkpoint):
     assert all(any(entry["name"] in problem for problem in report.problems) for entry in manifest["trunk"])
 
 
+def test_a_flipped_bit_in_the_codebooks(tmp_path, quick_fit, checkpoint):
+    dst = tmp_path / "dst"
+    convert(checkpoint, dst, experts="vq2")
+    data = bytearray((dst / "codebooks.bin").read_bytes())
+    data[-1] ^= 1
+    (dst / "codebooks.bin").write_bytes(data)
+    report = verify(dst)
+    assert report.n_problems == 1 and "codebooks.bin: layer 2" in report.problems[0]
+
+
 def test_errors_by_kind(tmp_path, checkpoint):
     """The figures are those of numpy, and the encodings are as good as they should be."""
     convert(checkpoint, tmp_path / "q", trunk="q4", experts="q8")

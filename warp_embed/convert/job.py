@@ -19,13 +19,12 @@ from warp_embed.convert.container import Container
 from warp_embed.convert.encode import BLOCK_ELEMENTS, HEADER_BYTES, VEC_DIM, encode_expert, encode_rows, row_blocks
 from warp_embed.convert.plan import Plan, expert_manifest, make_plan, trunk_manifest
 from warp_embed.convert.source import Source, open_source
-from warp_embed.convert.threads import in_order, usable_cores
+from warp_embed.convert.threads import in_flight, in_order, usable_cores
 from warp_embed.convert.writer import AtomicFile, WorkingDirectory, json_bytes, write_file
 from warp_embed.errors import FormatError
 from warp_embed.runtime.manifest import Manifest, TrunkEntry
 
 JOB_VERSION = 1                         # raised when the same options would give other bytes
-IN_FLIGHT_BYTES = 640 << 20             # what all workers together may hold
 FIT_WORKERS = 8                         # each holds a sample of codebook vectors, some 100 MB with its products
 
 Progress = Callable[[str, int, int], None]
@@ -196,9 +195,8 @@ class Job:
         each = 2 * layout.record_bytes + 8 * 4 * BLOCK_ELEMENTS
         if isinstance(self.source, Container) and self.source.layout is not None:
             each += self.source.layout.record_bytes
-        most = max(1, min(self.threads + 1, IN_FLIGHT_BYTES // each))
         with AtomicFile(self.work / f"experts-L{layer}.bin") as file:
-            for _, record in in_order(self.pool, encode, range(plan.n_experts), most):
+            for _, record in in_order(self.pool, encode, range(plan.n_experts), in_flight(self.threads, each)):
                 file.write(record)
                 self._advance("experts", len(record))
             file.publish()
@@ -224,11 +222,17 @@ class Job:
                                     "tensor_prefix": self.source.prefix, "config": config}
         if plan.form is not None:
             document["expert_quant"] = expert_manifest(plan.form)
-            document["layers"] = {str(layer): {"file": f"experts-L{layer}.bin", "experts": plan.n_experts,
-                                               "bytes": plan.bank_bytes, "codebook_base": plan.base(layer)}
-                                  for layer in plan.moe_layers}
+            document["layers"] = {str(layer): self._layer_manifest(layer) for layer in plan.moe_layers}
         document["trunk"] = [trunk_manifest(entry, *self.trunk_sums[entry.name]) for entry in plan.trunk]
         return document
+
+    def _layer_manifest(self, layer: int) -> dict[str, Any]:
+        plan = self.plan
+        entry: dict[str, Any] = {"file": f"experts-L{layer}.bin", "experts": plan.n_experts, "bytes": plan.bank_bytes,
+                                 "codebook_base": plan.base(layer)}
+        if layer in self.books:
+            entry["codebooks_crc32"] = zlib.crc32(codebooks.pack_books(self.books[layer], plan.base(layer)))
+        return entry
 
     def run(self, tokenizer: tokenizer_files.TokenizerFiles, resumed: bool) -> None:
         self.look_for_finished_parts(resumed)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+IN_FLIGHT_BYTES = 640 << 20         # what all workers together may hold
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -15,6 +17,11 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def in_flight(threads: int, nbytes_each: int) -> int:
+    """How many results of a size may exist at a time: enough to keep the threads busy, if memory allows."""
+    return max(1, min(threads + 2, IN_FLIGHT_BYTES // nbytes_each))
 
 
 def in_order(pool: ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item],

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from warp_embed.convert.container import Container
-from warp_embed.convert.encode import row_blocks
+from warp_embed.convert.encode import BLOCK_ELEMENTS, row_blocks
 from warp_embed.convert.source import MATRICES, Source, open_source, rows_and_cols
-from warp_embed.convert.threads import in_order, usable_cores
+from warp_embed.convert.threads import in_flight, in_order, usable_cores
 from warp_embed.errors import FormatError
 from warp_embed.runtime.manifest import TrunkEntry
 
@@ -180,12 +180,30 @@ class Check:
         except FormatError as error:
             return str(error), None
 
+    def _same_experts(self, source: Source) -> bool:
+        mine, other = self.container.model, source.model
+        return (self.container.expert_shapes() == source.expert_shapes() and mine.n_experts == other.n_experts
+                and mine.moe_layers == other.moe_layers)
+
+    def _check_codebooks(self) -> None:
+        manifest = self.container.manifest
+        if manifest.experts is None or not manifest.experts.encoding.is_vq:
+            return
+        stride = 16 + 2 * manifest.experts.entries * manifest.experts.vec_dim
+        size = manifest.experts.books_per_layer * stride
+        with open(self.container.directory / "codebooks.bin", "rb") as file:
+            for layer, bank in manifest.banks.items():
+                wanted = manifest.raw["layers"][str(layer)].get("codebooks_crc32")
+                file.seek(bank.codebook_base * stride)
+                if wanted is not None and zlib.crc32(file.read(size)) != wanted:
+                    self.report.add_problem(f"codebooks.bin: layer {layer}: checksum differs")
+
     def check_experts(self, pool: ThreadPoolExecutor) -> None:
         container, form = self.container, self.container.manifest.experts
         if form is None or container.layout is None:
             return
-        if self.source is not None and self.source.expert_shapes() != container.expert_shapes():
-            self.report.add_problem("the source's experts have other shapes")
+        if self.source is not None and not self._same_experts(self.source):
+            self.report.add_problem("the source's experts have other shapes, or are others")
             self.source = None
 
         def records() -> Iterator[tuple[int, int]]:
@@ -193,7 +211,9 @@ class Check:
                 for number in range(bank.n_experts):
                     yield layer, number
 
-        for _, (problem, differences) in in_order(pool, self._record, records(), self._threads + 2):
+        self._check_codebooks()
+        most = in_flight(self._threads, 3 * container.layout.record_bytes + 8 * 4 * BLOCK_ELEMENTS)
+        for _, (problem, differences) in in_order(pool, self._record, records(), most):
             if problem is not None:
                 self.report.add_problem(problem)
             self.report.n_records += 1

@@ -4,15 +4,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import IO, Any
 
 from warp_embed.errors import FormatError
 
-try:
+if sys.platform == "win32":
+    import msvcrt
+
+    def lock(file: IO[bytes]) -> None:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+else:
     import fcntl
-except ImportError:                 # Windows
-    fcntl = None                    # type: ignore[assignment]
+
+    def lock(file: IO[bytes]) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 # Everything a conversion may leave in its working directory; nothing else is ever deleted.
 OURS = re.compile(r"(manifest\.json|trunk\.bin|codebooks(-L\d+)?\.bin|experts-L\d+\.bin|tokenizer\.model|specials\.json"
@@ -131,10 +138,8 @@ class WorkingDirectory:
     def _take_lock(self) -> None:
         """Held until publish or close, given up by the system when the process dies."""
         self._lock = open(self.path / "job.lock", "wb")
-        if fcntl is None:
-            return
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._lock)
         except OSError:
             self._lock.close()
             self._lock = None
