@@ -8,6 +8,7 @@ import numpy as np
 from warp_embed.errors import FormatError, RecordError
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdlib cimport calloc, free
 from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memcpy, memset
@@ -249,6 +250,7 @@ cdef class Trunk:
         self.index = {entry.name: i for i, entry in enumerate(self.entries)}
         self.nbytes = Trunk.bytes_needed(self.entries)
         self.pages = Pages(self.nbytes)
+        we_pages_prefer_large(self.pages.data, self.nbytes)
         self.matrices = <we_matrix *>calloc(max(1, len(self.entries)), sizeof(we_matrix))
         if self.matrices == NULL:
             raise MemoryError()
@@ -256,6 +258,7 @@ cdef class Trunk:
         try:
             for i, entry in enumerate(self.entries):
                 at = self.read_tensor(&file, i, entry, at)
+                PyErr_CheckSignals()                # Ctrl-C ends a load of many gigabytes
                 if on_progress is not None:
                     on_progress(at, self.nbytes)
         finally:

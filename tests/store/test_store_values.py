@@ -1,4 +1,6 @@
 """Every weight that is read is, bit for bit, the one that was written."""
+import dataclasses
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -118,3 +120,22 @@ def test_an_entry_that_contradicts_itself_is_refused(built):
     Liar.encoding = 77
     with pytest.raises(ValueError, match="77"):
         _store.Trunk(path, [Liar()])
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
+def test_ctrl_c_ends_a_load(built):
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            _store.Trunk(built("vq3r").path / "trunk.bin", same_tensor_many_times(built("vq3r"), 5_000))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def same_tensor_many_times(b, n):
+    entry = Manifest.read(b.path).trunk["lm_head.weight"]
+    return [dataclasses.replace(entry, name=str(i)) for i in range(n)]

@@ -171,6 +171,15 @@ void *we_pages_reserve(size_t bytes)
     return p;
 }
 
+void we_pages_prefer_large(void *p, size_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    madvise(p, whole_pages(bytes), MADV_HUGEPAGE);
+#else
+    (void)p, (void)bytes;
+#endif
+}
+
 void we_pages_give_back(void *p, size_t bytes)
 {
     bytes = whole_pages(bytes);
