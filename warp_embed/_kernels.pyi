@@ -4,7 +4,6 @@ from typing import Any, Literal, final, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-
 _F32 = NDArray[np.float32]
 _U8 = NDArray[np.uint8]
 _U16 = NDArray[np.uint16]
