@@ -1,0 +1,82 @@
+"""Random checkpoints of any Kimi-Linear shape, under the release's tensor names, written with numpy alone.
+
+The scales are those at which a mistake shows: attention scores of a few units, router scores apart, and, in a head of
+their own, queries, keys and latents so short that the epsilons of their norms matter.
+"""
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+from convert.checkpoints import encoded, shapes_of, write_safetensors
+
+F32_NAMES = ("A_log", "dt_bias", "e_score_correction_bias")     # what releases never round
+
+
+def kimi(**changes):
+    """A config of three layers (KDA, MLA, KDA; the first dense) with sizes that are no multiples of anything. Changes
+    of its linear_attn_config begin with kda_; a value of ... removes its key."""
+    linear = {"kda_layers": [1, 3], "num_heads": 2, "head_dim": 12, "short_conv_kernel_size": 4}
+    config = {
+        "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "hidden_size": 36, "vocab_size": 61,
+        "num_hidden_layers": 3, "num_attention_heads": 3, "rms_norm_eps": 1e-5, "first_k_dense_replace": 1,
+        "intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": 5, "num_experts_per_token": 2,
+        "num_shared_experts": 1, "moe_renormalize": True, "routed_scaling_factor": 2.446, "num_expert_group": 1,
+        "topk_group": 1, "moe_router_activation_func": "sigmoid", "kv_lora_rank": 20, "q_lora_rank": None,
+        "qk_nope_head_dim": 12, "qk_rope_head_dim": 4, "v_head_dim": 8, "mla_use_nope": True, "hidden_act": "silu",
+        "linear_attn_config": linear,
+    }
+    for key, value in changes.items():
+        inner = key if key in linear else key.removeprefix("kda_")
+        if inner in linear:
+            linear[inner] = value
+        else:
+            config[key] = value
+    linear["full_attn_layers"] = [n for n in range(1, config["num_hidden_layers"] + 1) if n not in linear["kda_layers"]]
+    return {key: value for key, value in config.items() if value is not ...}
+
+
+def draw(name, shape, rng, config):
+    """The values of one tensor, float32."""
+    fan_in = shape[-1]
+    if name.endswith("A_log"):
+        return np.log(rng.uniform(1.0, 16.0, shape)).astype(np.float32)
+    if name.endswith("dt_bias"):
+        step = np.exp(rng.uniform(math.log(1e-3), math.log(1e-1), shape))
+        return (step + np.log(-np.expm1(-step))).astype(np.float32)
+    if name.endswith("e_score_correction_bias"):
+        return rng.uniform(-0.15, 0.15, shape).astype(np.float32)
+    x = rng.standard_normal(shape)
+    if name.endswith("norm.weight"):
+        x = 1.0 + 0.15 * x
+    elif "conv1d" in name:
+        x *= 0.5
+        if not name.endswith("v_conv1d.weight"):
+            x[:config["linear_attn_config"]["head_dim"]] *= 0.005
+    elif name.endswith("lm_head.weight"):
+        x *= 3.0 / math.sqrt(fan_in)
+    elif name.endswith("gate.weight") and "block_sparse_moe" in name:
+        x *= 1.5 / math.sqrt(fan_in)
+    elif name.endswith("kv_a_proj_with_mqa.weight"):
+        x *= 1.4 / math.sqrt(fan_in)
+        x[:config["kv_lora_rank"]] *= 0.01
+    elif name.endswith(("self_attn.q_proj.weight", "kv_b_proj.weight")):
+        x *= 1.4 / math.sqrt(fan_in)
+    elif not name.endswith("embed_tokens.weight"):
+        x *= 1.0 / math.sqrt(fan_in)
+    return x.astype(np.float32)
+
+
+def write_checkpoint(folder, config, seed=0, dtype="BF16"):
+    """Write config.json and model.safetensors; returns {name: float32 values as stored}."""
+    rng = np.random.default_rng(seed)
+    stored, values = {}, {}
+    for name, shape in shapes_of(config).items():
+        kind = "F32" if name.endswith(F32_NAMES) else dtype
+        array, values[name] = encoded(draw(name, shape, rng, config), kind)
+        stored[name] = (kind, array)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", stored)
+    return values
