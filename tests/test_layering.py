@@ -27,6 +27,7 @@ MAY_USE = {
 LAYER_OF = [
     (r"include/warp_embed/(status|target|cpu|kernels|pool)", "kernels"),
     (r"include/warp_embed/(record|platform|cache)", "store"),
+    (r"include/warp_embed/latents", "engine"),
     (r"warp_embed/csrc/(kernels/.*|cpu|pool.*)", "kernels"),
     (r"warp_embed/csrc/(record|cache|platform)\w*", "store"),
     (r"warp_embed/_kernels", "kernels"),

@@ -15,7 +15,7 @@ from warp_embed.runtime.plan import Sizes, solve
 
 MIB, GIB = 1 << 20, 1 << 30
 KV_BYTES = {"f32": 4, "f16": 2, "q8": 1}
-SIZES = Sizes(path="m.waste", trunk=100 * MIB, codebooks=MIB, record=4096, n_records=2000, top_k=8,
+SIZES = Sizes(path="m.waste", trunk=100 * MIB, codebooks=MIB, record=4096, n_records=2000, top_k=8, checkpoint=MIB,
               state=lambda context, kv: 4 * MIB + context * 576 * KV_BYTES[kv],
               scratch=lambda chunk, threads: chunk * 100_000 + threads * 65_536,
               cache=lambda slots: 4096 * slots + 64 * slots + 8000)
@@ -30,7 +30,8 @@ def test_the_parts_fit_in_the_limit_and_use_what_they_can(limit, threads):
     p = solve(SIZES, limit, 8192, "f16", threads)
     assert p.floor_bytes == FLOOR <= p.budget_bytes <= max(limit, FLOOR) and p.limit_bytes == limit
     assert p.total_bytes <= p.budget_bytes
-    assert p.total_bytes == (p.trunk_bytes + p.codebook_bytes + p.state_bytes + p.scratch_bytes + p.cache_bytes)
+    assert p.session_bytes == p.state_bytes + p.checkpoints * p.checkpoint_bytes
+    assert p.total_bytes == (p.trunk_bytes + p.codebook_bytes + p.session_bytes + p.scratch_bytes + p.cache_bytes)
     assert 8 <= p.cache_slots <= 2000 and p.cache_bytes == SIZES.cache(p.cache_slots)
     if not p.resident:
         assert p.total_bytes + 4160 > limit             # not one more record

@@ -31,4 +31,5 @@ cdef class State:
     cdef int check(self, const int32_t[::1] ids, float[:, ::1] logits, double budget_s) except -1
     cdef int fail(self, Pass *p, we_status status) except -1
     cdef float[::1] half(self)
+    cdef void set_half(self, const float[::1] half) noexcept
     cdef char *latent(self, size_t layer, size_t position) noexcept

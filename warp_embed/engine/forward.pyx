@@ -16,6 +16,7 @@ from warp_embed._store cimport ExpertStore, Pages, Trunk, raise_fault, store_api
 from warp_embed.engine.attention cimport kda_layer, mla_layer
 from warp_embed.engine.experts cimport dense_layer, moe_layer
 from warp_embed.engine.layout cimport carve_scratch, carve_state, carve_weights, fill_config, free_blocks, reserve_blocks
+from warp_embed.engine.layout cimport share_blocks
 from warp_embed.engine.linear cimport for_each, product, set_acts
 from warp_embed.engine.structs cimport Config, LayerWeights, Pass
 
@@ -238,7 +239,20 @@ def state_bytes(config, context, kv):
             + mla * tiles * (WE_LATENT_TILE * we_latent_bytes(c.r, c.rope, c.kv) + sizeof(void *)))
 
 
+def checkpoint_bytes(config):
+    """Bytes of State.arena_half."""
+    cdef Config c
+    fill_config(&c, config, 1, 1, 1, "f32")
+    return carve_state(&c, config, NULL, NULL) // 2
+
+
 # ------------------------------------------------------------------ state ----
+
+cdef void copy_floats(float *to, const float *source, size_t n) noexcept:
+    """A state may have hundreds of megabytes: other Python threads run meanwhile."""
+    with nogil:
+        memcpy(to, source, n * sizeof(float))
+
 
 @cython.final
 cdef class State:
@@ -307,7 +321,7 @@ cdef class State:
         if e.pool == NULL:
             raise SessionClosed("the model was closed; open it again")
         self.check(ids, logits, budget_s)
-        reserve_blocks(&e.c, &e.w, self.parts.layers, self.position + n)
+        reserve_blocks(&e.c, &e.w, self.parts.layers, self.position, self.position + n)
         e.start(&p)
         p.n, p.position, p.parity = n, self.position, self.parity
         p.x = self.parts.x if n == 1 else e.s.x
@@ -371,10 +385,29 @@ cdef class State:
             set_acts(&p.s.in_acts, self.parts.hidden[self.parity], p.c.hidden)
             product(&p.linear, p.w.unembed, &p.s.in_acts, 1, &logits[0], p.c.vocab)
 
-    # ---- what a state file holds, and what tests look at ----
+    # ---- copies: forks, checkpoints, state files, and what tests look at ----
+
+    def fork(self, config):
+        """A new State at the same position; latents are shared until one of the two writes."""
+        cdef State child = State(self.engine, config)
+        share_blocks(&self.engine.c, child.parts.layers, self.parts.layers, self.position)
+        child.set_half(self.half())
+        child.position = self.position
+        return child
+
+    def rewind(self, size_t position, const float[::1] half not None):
+        """Go back to an earlier position, whose arena_half this is; half of zeros for position 0."""
+        if position > self.position or <size_t>half.shape[0] != self.parts.half_floats:
+            raise ValueError(f"position {position} is not behind {self.position}, or the half has another shape")
+        self.set_half(half)
+        self.position = position
+        self.paused_layer = 0
 
     cdef float[::1] half(self):
         return <float[:self.parts.half_floats]>(<float *>self.arena.data + self.parity * self.parts.half_floats)
+
+    cdef void set_half(self, const float[::1] half) noexcept:
+        copy_floats(&self.half()[0], &half[0], self.parts.half_floats)
 
     cdef char *latent(self, size_t layer, size_t position) noexcept:
         cdef Config *c = &self.engine.c
@@ -383,7 +416,11 @@ cdef class State:
 
     def arena_half(self):
         """float32 copy of the committed half: for every KDA layer S [H][D][D] and tail [K - 1][3 C], then hidden."""
-        return np.array(self.half(), np.float32)
+        cdef float[::1] out
+        copy = np.empty(self.parts.half_floats, np.float32)
+        out = copy
+        copy_floats(&out[0], &self.half()[0], self.parts.half_floats)
+        return copy
 
     def latent_bytes(self, size_t layer):
         """uint8 copy (position, bytes of a latent) of an MLA layer's committed latents."""
@@ -406,7 +443,7 @@ cdef class State:
         cdef const unsigned char[:, ::1] rows
         if <size_t>half.shape[0] != self.parts.half_floats or not 0 < position <= self.context:
             raise ValueError("the state has another shape")
-        reserve_blocks(c, &self.engine.w, self.parts.layers, position)
+        reserve_blocks(c, &self.engine.w, self.parts.layers, 0, position)
         for layer in range(c.n_layers):
             if self.engine.w.layers[layer].is_kda:
                 continue
@@ -415,7 +452,7 @@ cdef class State:
                 raise ValueError(f"the latents of layer {layer} have another shape")
             for t in range(position):
                 memcpy(self.latent(layer, t), &rows[t, 0], row)
-        self.half()[:] = half
+        self.set_half(half)
         self.position = position
 
     def kda_state(self, size_t layer):

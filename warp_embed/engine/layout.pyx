@@ -5,7 +5,7 @@ before anything is loaded and the allocation that follows cannot disagree.
 """
 from libc.math cimport expf
 from libc.stdint cimport int16_t, int32_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from warp_embed._kernels cimport we_acts, we_latent_bytes, we_matrix, we_mla_work
@@ -15,6 +15,12 @@ from warp_embed.engine.structs cimport Config, FfnWeights, Job, KdaWeights, Laye
 from warp_embed.engine.structs cimport Scratch, StateParts, Weights
 
 from warp_embed.errors import FormatError, UnsupportedModel
+
+cdef extern from "warp_embed/latents.h":
+    void *we_block_new(size_t nbytes)
+    void *we_block_own(void *block, size_t nbytes)
+    void we_block_share(void *block)
+    void we_block_drop(void *block)
 
 cdef enum:
     ALIGN = 64                  # a cache line, and the widest vector
@@ -304,26 +310,47 @@ cdef size_t state_half(const Config *c, config, LayerState *layers, int parity, 
     return k.used + hidden_bytes(c)
 
 
-cdef int reserve_blocks(const Config *c, const Weights *w, LayerState *layers, size_t positions) except -1:
-    """Have latent blocks for that many positions in every MLA layer."""
+cdef int reserve_blocks(const Config *c, const Weights *w, LayerState *layers, size_t position,
+                        size_t positions) except -1:
+    """Have blocks for `positions` latents in every MLA layer; those from `position` on may be written."""
     cdef size_t i, tiles = (positions + WE_LATENT_TILE - 1) // WE_LATENT_TILE
+    cdef size_t nbytes = WE_LATENT_TILE * we_latent_bytes(c.r, c.rope, c.kv)
     cdef LayerState *layer
     cdef void *block
     for i in range(c.n_layers):
         layer = &layers[i]
-        while not w.layers[i].is_kda and layer.n_blocks < tiles:
-            block = malloc(WE_LATENT_TILE * we_latent_bytes(c.r, c.rope, c.kv))
+        if w.layers[i].is_kda:
+            continue
+        while layer.n_blocks < tiles:
+            block = we_block_new(nbytes)
             if block == NULL:
                 raise MemoryError(f"no memory for the latents of position {positions}")
             layer.blocks[layer.n_blocks] = block
             layer.n_blocks += 1
+        for tile in range(position // WE_LATENT_TILE, tiles):
+            block = we_block_own(layer.blocks[<size_t>tile], nbytes)
+            if block == NULL:
+                raise MemoryError(f"no memory for the latents of position {positions}")
+            layer.blocks[<size_t>tile] = block
     return 0
+
+
+cdef void share_blocks(const Config *c, LayerState *to, const LayerState *source, size_t positions) noexcept:
+    """Let a new state's tables hold the blocks of the first `positions` latents, too."""
+    cdef size_t i, b, tiles = (positions + WE_LATENT_TILE - 1) // WE_LATENT_TILE
+    for i in range(c.n_layers):
+        if source[i].blocks == NULL:
+            continue
+        for b in range(tiles):
+            we_block_share(source[i].blocks[b])
+            to[i].blocks[b] = source[i].blocks[b]
+        to[i].n_blocks = tiles
 
 
 cdef void free_blocks(LayerState *layers, size_t n_layers) noexcept:
     cdef size_t i, b
     for i in range(n_layers):
         for b in range(layers[i].n_blocks):
-            free(layers[i].blocks[b])
+            we_block_drop(layers[i].blocks[b])
         free(layers[i].blocks)
     free(layers)

@@ -81,7 +81,7 @@ cdef struct LayerState:
     # KDA: two halves; a pass reads half [parity] and writes the other, and commit flips the parity
     float *S[2]                         # [H][D][D]
     float *tail[2]                      # [K - 1][3 C], oldest first
-    # MLA: blocks of WE_LATENT_TILE latents, allocated as positions need them; the committed ones are never rewritten
+    # MLA: blocks of WE_LATENT_TILE latents, allocated as positions need them; forks share them, writers own them
     void **blocks                       # [ceil(context / WE_LATENT_TILE)]
     size_t n_blocks
 

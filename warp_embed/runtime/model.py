@@ -100,11 +100,7 @@ class Model:
         BudgetError      the cache would fall below its minimum; nothing was changed.
         """
         self._check()
-        with self._lock:
-            self._make_room()
-            session = Session(self, State(self._engine, self.config))
-            self._sessions.add(session)
-            return session
+        return self._add_session(lambda: State(self._engine, self.config))
 
     def restore(self, source: AnyPath | BinaryIO) -> Session:
         """The session that was saved to `source`: same tokens, logits and random numbers.
@@ -142,11 +138,12 @@ class Model:
         return any(os.path.exists(os.path.join(self.path, name)) for name in ("tokenizer.model", "tiktoken.model"))
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use: trunk, codebooks, scratch, state (all sessions), cache, and their sum, beside the limit."""
+        """Bytes in use: trunk, codebooks, scratch, state (all sessions, with their checkpoints), cache, and their sum,
+        beside the limit."""
         self._check()
         plan = self.plan
         parts = {"trunk": plan.trunk_bytes, "codebooks": plan.codebook_bytes, "scratch": plan.scratch_bytes,
-                 "state": plan.state_bytes * max(1, len(self._sessions)), "cache": self._cache_bytes()}
+                 "state": plan.session_bytes * max(1, len(self._sessions)), "cache": self._cache_bytes()}
         return {**parts, "total": sum(parts.values()), "limit": plan.limit_bytes}
 
     def stats(self) -> dict[str, object]:
@@ -213,6 +210,13 @@ class Model:
         if self._closed:
             raise SessionClosed("the model was closed; open it again")
 
+    def _add_session(self, make: Callable[[], State]) -> Session:
+        with self._lock:
+            self._make_room()
+            session = Session(self, make())
+            self._sessions.add(session)
+            return session
+
     def _cache_bytes(self, slots: int | None = None) -> int:
         if self._store is None or self._manifest.experts is None:
             return 0
@@ -227,7 +231,7 @@ class Model:
         """Have another session's bytes within the limit, from the cache if need be. The lock is held."""
         if not self._sessions:
             return
-        needed = self.memory()["total"] + self.plan.state_bytes
+        needed = self.memory()["total"] + self.plan.session_bytes
         lacking = needed - self.plan.limit_bytes
         if lacking <= 0:
             return
@@ -236,7 +240,7 @@ class Model:
         slots = -(-lacking // max(1, self.plan.record_bytes))
         if slots > spare or self._store is None:
             raise BudgetError(
-                f"another session needs {format_bytes(self.plan.state_bytes)} and the expert cache can give "
+                f"another session needs {format_bytes(self.plan.session_bytes)} and the expert cache can give "
                 f"{format_bytes(spare * self.plan.record_bytes)}: close a session, or open the model with more memory "
                 "or less context", needed_bytes=needed, budget_bytes=self.plan.limit_bytes)
         self._store.resize(have - slots)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Kv = Literal["f32", "f16", "q8"]
 KV_KINDS: tuple[Kv, ...] = ("f32", "f16", "q8")     # each takes less than the one before
 CHUNK_MAX, CHUNK_MIN = 256, 16
+CHECKPOINTS_MAX = 16
+CHECKPOINT_SHARE = 8            # checkpoints take at most this part of what is left above the floor
 CONTEXT_LIMIT = 1 << 31
 THREADS_MAX = 1024
 FLOOR_THREADS = 8               # the floor is enough for so many threads
@@ -35,8 +37,10 @@ class MemoryPlan:
     context, kv, threads, chunk
         Most positions of a session, storage of its latents, threads of the pool, tokens of a prompt read at once.
     trunk_bytes, codebook_bytes, state_bytes, scratch_bytes, cache_bytes
-        Resident weights; codebooks; one session at its last position; working memory; the expert cache. Their sum is
-        ``total_bytes``, at most ``budget_bytes``.
+        Resident weights; codebooks; one session at its last position; working memory; the expert cache. Their sum,
+        with the checkpoints, is ``total_bytes``, at most ``budget_bytes``.
+    checkpoints, checkpoint_bytes
+        States that a session keeps to go back to, and the size of one.
     cache_slots, min_slots, n_records, record_bytes
         Experts that the cache holds, has to hold at least, that there are in all; size of one.
     floor_bytes
@@ -56,6 +60,8 @@ class MemoryPlan:
     codebook_bytes: int
     state_bytes: int
     scratch_bytes: int
+    checkpoints: int
+    checkpoint_bytes: int
     cache_bytes: int
     cache_slots: int
     min_slots: int
@@ -66,8 +72,13 @@ class MemoryPlan:
     limit_bytes: int
 
     @property
+    def session_bytes(self) -> int:
+        """One session at its last position, with all its checkpoints."""
+        return self.state_bytes + self.checkpoints * self.checkpoint_bytes
+
+    @property
     def total_bytes(self) -> int:
-        return self.trunk_bytes + self.codebook_bytes + self.state_bytes + self.scratch_bytes + self.cache_bytes
+        return self.trunk_bytes + self.codebook_bytes + self.session_bytes + self.scratch_bytes + self.cache_bytes
 
     @property
     def resident(self) -> bool:
@@ -84,12 +95,13 @@ class MemoryPlan:
         rows = [("trunk", self.trunk_bytes, "weights that every token uses"),
                 ("codebooks", self.codebook_bytes, "of the experts"),
                 ("state", self.state_bytes, f"one session of {self.context} positions, kv {self.kv}"),
+                ("checkpoints", self.checkpoints * self.checkpoint_bytes, f"{self.checkpoints} to go back to"),
                 ("scratch", self.scratch_bytes, f"{self.chunk} tokens at once, {_count(self.threads, 'thread')}"),
                 ("expert cache", self.cache_bytes, cache),
                 ("total", self.total_bytes, f"of {format_bytes(self.limit_bytes)} allowed; the least that works "
                                             f"is {format_bytes(self.floor_bytes)}")]
         return "\n".join(f"{name:<12}  {format_bytes(size):>8}  {note}" for name, size, note in rows
-                         if size or name != "codebooks")
+                         if size or name not in ("codebooks", "checkpoints"))
 
 
 def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: int | str = "auto",
@@ -147,6 +159,7 @@ class Sizes:
     n_records: int
     top_k: int                                  # experts of a token and layer
     state: Callable[[int, str], int]            # (context, kv)
+    checkpoint: int
     scratch: Callable[[int, int], int]          # (chunk, threads)
     cache: Callable[[int], int]                 # (slots)
 
@@ -167,7 +180,7 @@ class Sizes:
 def measure(manifest: Manifest) -> Sizes:
     """The sizes of a container, from its manifest."""
     from warp_embed._store import ExpertStore, Trunk
-    from warp_embed.engine.forward import scratch_bytes, state_bytes
+    from warp_embed.engine.forward import checkpoint_bytes, scratch_bytes, state_bytes
 
     config = manifest.config
     layers = len(config.moe_layers)
@@ -186,7 +199,7 @@ def measure(manifest: Manifest) -> Sizes:
         path=str(manifest.directory), trunk=int(Trunk.bytes_needed(manifest.text_entries())), codebooks=codebooks,
         record=int(layout.record_bytes) if layout is not None else 0, n_records=layers * config.n_experts,
         top_k=config.top_k, cache=cache,
-        state=lambda context, kv: int(state_bytes(config, context, kv)),
+        state=lambda context, kv: int(state_bytes(config, context, kv)), checkpoint=int(checkpoint_bytes(config)),
         scratch=lambda chunk, threads: int(scratch_bytes(config, chunk, threads)))
 
 
@@ -201,12 +214,15 @@ def solve(sizes: Sizes, limit: int, context: int, kv: str, threads: int) -> Memo
                                  or sizes.fixed(context, kv, chunk, threads) + least > limit):
         chunk = max(CHUNK_MIN, chunk // 2)
     fixed = sizes.fixed(context, kv, chunk, threads)
+    checkpoints = min(CHECKPOINTS_MAX, (limit - fixed - least) // CHECKPOINT_SHARE // max(1, sizes.checkpoint))
+    fixed += checkpoints * sizes.checkpoint
     slots = _most(lambda n: fixed + sizes.cache(n) <= limit, sizes.min_slots, sizes.n_records)
     cache = sizes.cache(slots)
     resident = slots == sizes.n_records         # then more would be of no use
     return MemoryPlan(
         path=sizes.path, context=context, kv=kv, threads=threads, chunk=chunk, trunk_bytes=sizes.trunk,
         codebook_bytes=sizes.codebooks, state_bytes=sizes.state(context, kv),
+        checkpoints=checkpoints, checkpoint_bytes=sizes.checkpoint,
         scratch_bytes=sizes.scratch(chunk, threads), cache_bytes=cache, cache_slots=slots,
         min_slots=sizes.min_slots, n_records=sizes.n_records, record_bytes=sizes.record, floor_bytes=floor,
         budget_bytes=max(floor, fixed + cache) if resident else limit, limit_bytes=limit)

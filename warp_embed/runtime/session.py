@@ -1,34 +1,30 @@
-"""One conversation: read a prompt, decode, save."""
+"""One conversation: read a prompt, decode, go back, fork, save."""
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 import numpy as np
 
-from warp_embed import _kernels
-from warp_embed.errors import Cancelled, ContextFull, SessionBusy, SessionClosed, StateError
+from warp_embed.errors import Cancelled, ContextFull, StateError
 from warp_embed.runtime import statefile
-from warp_embed.runtime.sampling import Sampling, choose
-from warp_embed.runtime.tokenizer import StopFilter, TextStream
-from warp_embed.runtime.tokens import FinishReason, Token, TokenStats, as_ids
+from warp_embed.runtime.core import SessionCore
+from warp_embed.runtime.sampling import Sampling
+from warp_embed.runtime.tokenizer import StopFilter
+from warp_embed.runtime.tokens import FinishReason, Token, as_ids
 
 if TYPE_CHECKING:
     from warp_embed.engine.forward import State
-    from warp_embed.runtime.model import Model
     from warp_embed.runtime.paths import AnyPath
-    from warp_embed.testing import Recorder
 
 GREEDY = Sampling()
 
 
-class Session:
+class Session(SessionCore):
     """A conversation with a model; made by :meth:`Model.session` and :meth:`Model.restore`.
 
     One thread uses a session at a time (``SessionBusy`` otherwise), except :meth:`cancel` and :meth:`close`, which may
@@ -39,34 +35,12 @@ class Session:
     model : Model
     """
 
-    def __init__(self, model: Model, state: State) -> None:
-        self.model = model
-        self._state: State | None = state
-        self._tokens: list[int] = []
-        self._logits: np.ndarray | None = None
-        self._seed = secrets.randbits(63)
-        self._busy = threading.Lock()
-        self._owner = 0                             # thread that holds it
-        self._stream: TextStream | None = None
-        self._pending: Token | None = None          # chosen, but its evaluation was paused
-        self._recorder: Recorder | None = None      # warp_embed.testing
-
     # ---- what it holds ----
-
-    @property
-    def position(self) -> int:
-        """Number of tokens evaluated."""
-        return len(self._tokens)
 
     @property
     def tokens(self) -> list[int]:
         """The ids evaluated so far (a copy); ``len(tokens) == position``."""
         return list(self._tokens)
-
-    @property
-    def context(self) -> int:
-        """Most tokens the session can hold."""
-        return self.model.plan.context
 
     @property
     def logits(self) -> np.ndarray | None:
@@ -110,22 +84,9 @@ class Session:
             self._refuse_pending("prefill")
             self._need_room(len(ids))
             self._stream = None
-            chunk = self.model.plan.chunk
             every = np.empty((len(ids), self.model.config.vocab), np.float32) if all_logits else None
-            for first in range(0, len(ids), chunk):
-                piece = ids[first:first + chunk]
-                last = first + len(piece) == len(ids)
-                out = every[first:first + len(piece)] if every is not None else self._row() if last else None
-                self._advance(state, piece, out)
-                self._logits = out[-1] if out is not None and every is None else None
-                if on_progress is not None:
-                    on_progress(first + len(piece), len(ids))
-                    if self._state is None:
-                        raise SessionClosed("on_progress closed this session")
-            if every is not None:
-                self._logits = every[-1].copy()
-                return every
-            return self._current_logits().copy()
+            self._prefill(state, ids, every, on_progress)
+            return self._current_logits().copy() if every is None else every
 
     def step(self, sampling: Sampling | None = None, *, token: int | None = None,
              budget_s: float | None = None) -> Token | None:
@@ -245,6 +206,88 @@ class Session:
                 finally:
                     self._busy.release()
 
+    def checkpoint(self) -> int:
+        """Keep a state of the present position to :meth:`rewind` to cheaply; returns the position.
+
+        One is taken anyway at the end of every prompt and at every 256th token, as many as the plan has room for.
+        """
+        with self._use() as state:
+            self._checkpoint(state)
+            return self.position
+
+    def rewind(self, position: int) -> int:
+        """Go back to an earlier position: ``tokens`` are cut, ``logits`` are as if nothing had followed.
+
+        Starts from the newest checkpoint at or before `position` and evaluates the tokens behind it again. A pending
+        token is dropped.
+
+        Returns
+        -------
+        int
+            How many tokens were evaluated again.
+
+        Raises
+        ------
+        ValueError       `position` is not in [0, ``self.position``]; nothing was changed.
+        Cancelled, RecordError, OSError, NumericError
+            The session is at the last piece that was evaluated again, at or before `position`.
+        """
+        if isinstance(position, bool) or not hasattr(position, "__index__"):
+            raise TypeError(f"a position is an integer, not {position!r}")
+        with self._use() as state:
+            position = position.__index__()
+            if not 0 <= position <= self.position:
+                raise ValueError(f"position {position} is not in [0, {self.position}]")
+            state.cancel(False)
+            self._drop_pending(state)
+            return 0 if position == self.position else self._rewind(state, position)
+
+    def sync(self, tokens: Sequence[int] | np.ndarray) -> int:
+        """Make the session hold exactly `tokens`: keep the longest prefix that it has, evaluate the rest.
+
+        For an edited or retried turn: only what changed is evaluated, from the nearest checkpoint on.
+
+        Returns
+        -------
+        int
+            How many of the tokens were kept without being evaluated again.
+
+        Raises
+        ------
+        As prefill; TypeError, ValueError and ContextFull come before anything is changed.
+        """
+        ids = as_ids(tokens, self.model.config.vocab)
+        with self._use() as state:
+            if len(ids) > self.context:
+                raise ContextFull(f"{len(ids)} tokens do not fit in a context of {self.context}",
+                                  position=self.position, context=self.context, needed=len(ids))
+            state.cancel(False)
+            self._drop_pending(state)
+            n = min(len(ids), self.position)
+            differs = np.flatnonzero(ids[:n] != np.array(self._tokens[:n], np.int32))
+            common = int(differs[0]) if differs.size else n
+            again = 0 if common == self.position else self._rewind(state, common)
+            self._stream = None
+            self._prefill(state, ids[common:])
+            return common - again
+
+    def fork(self) -> Session:
+        """A second session at the same position, with the same random numbers to come; both go on independently.
+
+        The latents are shared until one of the two writes. A pending token stays with this session.
+
+        Raises
+        ------
+        BudgetError      the expert cache would fall below its minimum; nothing was changed.
+        """
+        with self._use() as state:
+            twin = self.model._add_session(lambda: state.fork(self.model.config))
+            twin._tokens = list(self._tokens)
+            twin._logits = None if self._logits is None else self._logits.copy()
+            twin._seed = self._seed
+            twin._checkpoints = self._checkpoints.copy()
+            return twin
+
     def save(self, target: AnyPath | BinaryIO) -> None:
         """Write the session to a path (temporary file, flushed, renamed; mode 0600) or a binary file object.
 
@@ -285,117 +328,3 @@ class Session:
     def __repr__(self) -> str:
         state = "closed" if self._state is None else f"{self.position} of {self.context} tokens"
         return f"<Session, {state}>"
-
-    # ---- inside ----
-
-    @contextlib.contextmanager
-    def _use(self) -> Iterator[State]:
-        """The state, for one caller."""
-        self.model._check()
-        if not self._busy.acquire(blocking=False):
-            raise SessionBusy("another thread is using this session; give each thread its own, or wait for it")
-        self._owner = threading.get_ident()
-        try:
-            if self._state is None:
-                raise SessionClosed("this session was closed")
-            yield self._state
-        finally:
-            self._owner = 0
-            self._busy.release()
-
-    def _become(self, saved: statefile.SavedSession) -> None:
-        """Take over a saved state; only for a new session."""
-        with self._use() as state:
-            as_ids(saved.tokens, self.model.config.vocab)
-            try:
-                state.load(len(saved.tokens), saved.arena, saved.latents)
-            except (ValueError, KeyError) as error:
-                raise StateError(f"the saved state does not fit this model: {error}", field="arena") from None
-            self._tokens = saved.tokens.tolist()
-            self._seed = saved.seed
-
-    def _advance(self, state: State, ids: np.ndarray, logits: np.ndarray | None, budget_s: float = 0.0) -> bool:
-        """One pass under the model's lock. True: committed."""
-        extra = {} if self._recorder is None else self._recorder.arrays(self.position, len(ids))
-        main = threading.current_thread() is threading.main_thread()
-        with self.model._lock:
-            done = state.advance(ids, logits, signals=main, budget_s=budget_s, **extra)
-        if done:
-            self._tokens.extend(ids.tolist())
-            if self._recorder is not None:
-                self._recorder.committed(**extra)
-        return done
-
-    def _next(self, sampling: Sampling, token: int | None) -> Token:
-        """The token to evaluate: the pending one, the one given, or one chosen from the logits."""
-        if self._pending is not None:
-            if token is not None and token != self._pending.id:
-                raise StateError(f"token {self._pending.id} is pending; resume it, or cancel() to drop it",
-                                 field="token")
-            return self._pending
-        self._need_room(1)
-        if token is None:
-            if self.position == 0:
-                raise StateError("there are no logits yet: prefill a prompt, or give a token", field="position")
-            chosen, logprob = choose(self._current_logits(), sampling, self._seed, self.position, self._tokens)
-            return Token(chosen, "", logprob)
-        if self.position == 0:
-            return Token(token, "", math.nan)
-        logits = self._current_logits()
-        return Token(token, "", float(logits[token]) - _kernels.log_sum_exp(logits))
-
-    def _evaluate(self, state: State, token: Token, budget_s: float | None) -> Token | None:
-        """Evaluate one token, or a part of it; what it cost so far is in its stats."""
-        row = self._row()
-        self._pending = None
-        before, start = self._counters(), time.perf_counter()
-        done = self._advance(state, np.array([token.id], np.int32), row,
-                             budget_s=0.0 if budget_s is None else max(budget_s, 1e-9))
-        spent, after, so_far = time.perf_counter() - start, self._counters(), token.stats
-        stats = TokenStats(so_far.hits + after[0] - before[0], so_far.misses + after[1] - before[1],
-                           so_far.bytes_read + after[2] - before[2], so_far.total_ms + spent * 1e3,
-                           so_far.io_ms + (after[3] - before[3]) * 1e3)
-        if not done:
-            self._pending = Token(token.id, "", token.logprob, stats)
-            return None
-        self._logits = row[0]
-        return Token(token.id, self._text(token.id), token.logprob, stats)
-
-    def _current_logits(self) -> np.ndarray:
-        if self._logits is None:        # a prompt was stopped between two pieces, or the session was restored
-            row = self._row()[0]
-            assert self._state is not None
-            with self.model._lock:
-                self._state.logits_again(row)
-            self._logits = row
-        return self._logits
-
-    def _row(self) -> np.ndarray:
-        return np.empty((1, self.model.config.vocab), np.float32)
-
-    def _text(self, token: int) -> str:
-        if self._stream is None:
-            if not self.model.has_text:
-                return ""
-            self._stream = TextStream(self.model.tokenizer)
-        return self._stream.push(token)
-
-    def _counters(self) -> tuple[int, int, int, float]:
-        if self.model._store is None:
-            return 0, 0, 0, 0.0
-        stats = self.model._store.stats()
-        return stats["hits"], stats["misses"], stats["bytes_read"], stats["read_s"]
-
-    def _need_room(self, n: int) -> None:
-        if self.position + n > self.context:
-            raise ContextFull(f"{n} tokens at position {self.position} do not fit in a context of {self.context}",
-                              position=self.position, context=self.context, needed=self.position + n)
-
-    def _refuse_pending(self, what: str) -> None:
-        if self._pending is not None:
-            raise StateError(f"{what}: token {self._pending.id} is pending; finish it with step(), or cancel()",
-                             field="token")
-
-    def _drop_pending(self, state: State) -> None:
-        self._pending = None
-        state.drop()

@@ -1,0 +1,202 @@
+"""What a session does under its public methods: locks, passes, checkpoints."""
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from warp_embed import _kernels
+from warp_embed.errors import ContextFull, SessionBusy, SessionClosed, StateError
+from warp_embed.runtime import statefile
+from warp_embed.runtime.checkpoints import INTERVAL, Checkpoint, Checkpoints
+from warp_embed.runtime.sampling import Sampling, choose
+from warp_embed.runtime.tokenizer import TextStream
+from warp_embed.runtime.tokens import Token, TokenStats, as_ids
+
+if TYPE_CHECKING:
+    from warp_embed.engine.forward import State
+    from warp_embed.runtime.model import Model
+    from warp_embed.testing import Recorder
+
+
+class SessionCore:
+    """The inner half of :class:`~warp_embed.Session`. Methods that take a State are called inside `_use`."""
+
+    model: Model
+
+    def __init__(self, model: Model, state: State) -> None:
+        self.model = model
+        self._state: State | None = state
+        self._tokens: list[int] = []
+        self._logits: np.ndarray | None = None
+        self._seed = secrets.randbits(63)
+        self._busy = threading.Lock()
+        self._owner = 0                             # thread that holds it
+        self._stream: TextStream | None = None
+        self._pending: Token | None = None          # chosen, but its evaluation was paused
+        self._checkpoints = Checkpoints(model.plan.checkpoints)
+        self._recorder: Recorder | None = None      # warp_embed.testing
+
+    @property
+    def position(self) -> int:
+        """Number of tokens evaluated."""
+        return len(self._tokens)
+
+    @property
+    def context(self) -> int:
+        """Most tokens the session can hold."""
+        return self.model.plan.context
+
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[State]:
+        """The state, for one caller."""
+        self.model._check()
+        if not self._busy.acquire(blocking=False):
+            raise SessionBusy("another thread is using this session; give each thread its own, or wait for it")
+        self._owner = threading.get_ident()
+        try:
+            if self._state is None:
+                raise SessionClosed("this session was closed")
+            yield self._state
+        finally:
+            self._owner = 0
+            self._busy.release()
+
+    def _become(self, saved: statefile.SavedSession) -> None:
+        """Take over a saved state; only for a new session."""
+        with self._use() as state:
+            as_ids(saved.tokens, self.model.config.vocab)
+            try:
+                state.load(len(saved.tokens), saved.arena, saved.latents)
+            except (ValueError, KeyError) as error:
+                raise StateError(f"the saved state does not fit this model: {error}", field="arena") from None
+            self._tokens = saved.tokens.tolist()
+            self._seed = saved.seed
+
+    def _prefill(self, state: State, ids: np.ndarray, every: np.ndarray | None = None,
+                 on_progress: Callable[[int, int], object] | None = None) -> None:
+        """Evaluate ids piece by piece; a piece ends at the latest where a checkpoint is due. every: (n, vocab)."""
+        done = 0
+        while done < len(ids):
+            piece = ids[done:done + min(self.model.plan.chunk, INTERVAL - self.position % INTERVAL)]
+            last = done + len(piece) == len(ids)
+            out = every[done:done + len(piece)] if every is not None else self._row() if last else None
+            self._advance(state, piece, out)
+            self._logits = None if out is None else out[-1] if every is None else out[-1].copy()
+            done += len(piece)
+            if last:
+                self._checkpoint(state)
+            if on_progress is not None:
+                on_progress(done, len(ids))
+                if self._state is None:
+                    raise SessionClosed("on_progress closed this session")
+
+    def _checkpoint(self, state: State) -> None:
+        if self._checkpoints.capacity and self.position not in self._checkpoints.positions:
+            self._checkpoints.add(Checkpoint(self.position, state.arena_half()))
+
+    def _rewind(self, state: State, position: int) -> int:
+        """Cut back to a position below the present one; the number of tokens evaluated again."""
+        start = self._checkpoints.newest(position)
+        at = 0 if start is None else start.position
+        state.rewind(at, np.zeros_like(state.arena_half()) if start is None else start.half)
+        again = np.array(self._tokens[at:position], np.int32)
+        del self._tokens[at:]
+        self._checkpoints.forget_after(position)
+        self._logits = self._stream = None
+        self._prefill(state, again)
+        return len(again)
+
+    def _advance(self, state: State, ids: np.ndarray, logits: np.ndarray | None, budget_s: float = 0.0) -> bool:
+        """One pass under the model's lock. True: committed."""
+        extra = {} if self._recorder is None else self._recorder.arrays(self.position, len(ids))
+        main = threading.current_thread() is threading.main_thread()
+        with self.model._lock:
+            done = state.advance(ids, logits, signals=main, budget_s=budget_s, **extra)
+        if done:
+            self._tokens.extend(ids.tolist())
+            if self._recorder is not None:
+                self._recorder.committed(**extra)
+            if self.position % INTERVAL == 0:
+                self._checkpoint(state)
+        return done
+
+    def _next(self, sampling: Sampling, token: int | None) -> Token:
+        """The token to evaluate: the pending one, the one given, or one chosen from the logits."""
+        if self._pending is not None:
+            if token is not None and token != self._pending.id:
+                raise StateError(f"token {self._pending.id} is pending; resume it, or cancel() to drop it",
+                                 field="token")
+            return self._pending
+        self._need_room(1)
+        if token is None:
+            if self.position == 0:
+                raise StateError("there are no logits yet: prefill a prompt, or give a token", field="position")
+            chosen, logprob = choose(self._current_logits(), sampling, self._seed, self.position, self._tokens)
+            return Token(chosen, "", logprob)
+        if self.position == 0:
+            return Token(token, "", math.nan)
+        logits = self._current_logits()
+        return Token(token, "", float(logits[token]) - _kernels.log_sum_exp(logits))
+
+    def _evaluate(self, state: State, token: Token, budget_s: float | None) -> Token | None:
+        """Evaluate one token, or a part of it; what it cost so far is in its stats."""
+        row = self._row()
+        self._pending = None
+        before, start = self._counters(), time.perf_counter()
+        done = self._advance(state, np.array([token.id], np.int32), row,
+                             budget_s=0.0 if budget_s is None else max(budget_s, 1e-9))
+        spent, after, so_far = time.perf_counter() - start, self._counters(), token.stats
+        stats = TokenStats(so_far.hits + after[0] - before[0], so_far.misses + after[1] - before[1],
+                           so_far.bytes_read + after[2] - before[2], so_far.total_ms + spent * 1e3,
+                           so_far.io_ms + (after[3] - before[3]) * 1e3)
+        if not done:
+            self._pending = Token(token.id, "", token.logprob, stats)
+            return None
+        self._logits = row[0]
+        return Token(token.id, self._text(token.id), token.logprob, stats)
+
+    def _current_logits(self) -> np.ndarray:
+        if self._logits is None:        # a prompt was stopped between two pieces, or the session was restored
+            row = self._row()[0]
+            assert self._state is not None
+            with self.model._lock:
+                self._state.logits_again(row)
+            self._logits = row
+        return self._logits
+
+    def _row(self) -> np.ndarray:
+        return np.empty((1, self.model.config.vocab), np.float32)
+
+    def _text(self, token: int) -> str:
+        if self._stream is None:
+            if not self.model.has_text:
+                return ""
+            self._stream = TextStream(self.model.tokenizer)
+        return self._stream.push(token)
+
+    def _counters(self) -> tuple[int, int, int, float]:
+        if self.model._store is None:
+            return 0, 0, 0, 0.0
+        stats = self.model._store.stats()
+        return stats["hits"], stats["misses"], stats["bytes_read"], stats["read_s"]
+
+    def _need_room(self, n: int) -> None:
+        if self.position + n > self.context:
+            raise ContextFull(f"{n} tokens at position {self.position} do not fit in a context of {self.context}",
+                              position=self.position, context=self.context, needed=self.position + n)
+
+    def _refuse_pending(self, what: str) -> None:
+        if self._pending is not None:
+            raise StateError(f"{what}: token {self._pending.id} is pending; finish it with step(), or cancel()",
+                             field="token")
+
+    def _drop_pending(self, state: State) -> None:
+        self._pending = None
+        state.drop()
