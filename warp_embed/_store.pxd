@@ -69,6 +69,7 @@ cdef extern from "warp_embed/record.h" nogil:
                               uint32_t codebook, int check_crc, we_fault *fault)
     void we_record_views(const we_record_layout *layout, const void *record, const float *const *books,
                          we_matrix *out)
+    int we_matrix_is_finite(const we_matrix *matrix)
     uint32_t we_crc32(uint32_t crc, const void *data, size_t n)
 
 cdef extern from "warp_embed/cache.h" nogil:

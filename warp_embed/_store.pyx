@@ -152,7 +152,7 @@ cdef class File:
         return self
 
     def __exit__(self, *args):
-        we_file_close(&self.file)
+        self.close()
 
 
 # ----------------------------------------------------------------- records ----
@@ -190,13 +190,11 @@ cdef class RecordLayout:
         self.row_bytes = tuple(<list>self.c.row_bytes)
         self.payload_off, self.scales_off = tuple(<list>self.c.payload_off), tuple(<list>self.c.scales_off)
 
-    def span(self, unsigned m):
+    def span(self, m):
         """Payload bytes of matrix m (0 gate, 1 up, 2 down)."""
-        if m >= 3:
-            raise IndexError(f"matrix {m}")
-        if self.c.row_bytes[m]:
-            return self.c.rows[m] * self.c.row_bytes[m]
-        return (self.c.payload_off[m + 1] if m < 2 else self.c.first_scales_off) - self.c.payload_off[m]
+        if self.row_bytes[m]:
+            return self.rows[m] * self.row_bytes[m]
+        return (self.payload_off[1:] + self.scales_off[:1])[m] - self.payload_off[m]
 
     def check(self, const unsigned char[::1] record, int layer, int expert, unsigned codebook, bint crc=True):
         """Check a record's header, indices and checksum; RecordError names the first field that is wrong."""
@@ -275,6 +273,7 @@ cdef class Trunk:
         cdef unsigned char *to = self.pages.data + at
         cdef we_fault fault
         cdef we_status status
+        cdef bint finite
         m.encoding, m.rows, m.cols = entry.encoding, entry.rows, entry.cols
         m.group = entry.group if scales else 0
         m.row_bytes = trunk_row_bytes(m.encoding, m.cols, entry.group)
@@ -286,6 +285,9 @@ cdef class Trunk:
             status = we_file_read(file, to, payload, offset, &fault)
             if status == WE_OK and scales:
                 status = we_file_read(file, to + place(payload), scales, scale_offset, &fault)
+            finite = status != WE_OK or we_matrix_is_finite(m)
+        if not finite:
+            raise FormatError(f"{self.path}: {entry.name} holds NaN or infinity", file=self.path, field=entry.name)
         if status != WE_OK:
             try:
                 raise_fault(&fault, self.path)

@@ -52,6 +52,9 @@ we_status we_record_check(const we_record_layout *layout, const void *record, in
 void we_record_views(const we_record_layout *layout, const void *record, const float *const books[WE_MATRICES],
                      we_matrix out[WE_MATRICES]);
 
+/* Is every number that a matrix stores finite: F32 and BF16 weights, scales of the others? */
+int we_matrix_is_finite(const we_matrix *matrix);
+
 /* CRC-32 as in zlib; start with crc = 0. */
 uint32_t we_crc32(uint32_t crc, const void *data, size_t n);
 

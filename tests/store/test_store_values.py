@@ -9,6 +9,7 @@ from reference import check_reader
 from reference.container import same_bits
 
 from warp_embed import _store
+from warp_embed.errors import FormatError
 from warp_embed.runtime.manifest import Encoding, Manifest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,9 +103,25 @@ def test_a_trunk_that_ends_early_names_the_tensor(copy_of):
     last = max(m.trunk.values(), key=lambda e: max(e.offset + e.payload_bytes, e.scale_offset + e.scale_bytes))
     with open(b.path / "trunk.bin", "r+b") as f:
         f.truncate((b.path / "trunk.bin").stat().st_size - 1)
-    with pytest.raises(_store.FormatError) as error:
+    with pytest.raises(FormatError) as error:
         _store.Trunk(m.path("trunk.bin"), list(m.trunk.values()))
     assert error.value.field == last.name and error.value.file == m.path("trunk.bin")
+
+
+@pytest.mark.parametrize("kind, tensor", [("vq3r", "model.norm.weight"), ("vq3r", "lm_head.weight"),
+                                          ("vq2r", "model.layers.0.mlp.up_proj.weight"), ("q8g", "lm_head.weight")])
+@pytest.mark.parametrize("pattern", [b"\xff\xff\xff\xff", b"\x00\x7c\x80\x7f", b"\x80\xff\x80\xff"])
+def test_a_tensor_with_nan_or_infinity_is_named(copy_of, kind, tensor, pattern):
+    """In F32 or BF16 weights, or in a scale."""
+    b = copy_of(kind)
+    entry = Manifest.read(b.path).trunk[tensor]
+    last = entry.scale_offset + entry.scale_bytes if entry.scale_bytes else entry.offset + entry.payload_bytes
+    with open(b.path / "trunk.bin", "r+b") as f:
+        f.seek(last - 4)
+        f.write(pattern)
+    with pytest.raises(FormatError) as error:
+        read_trunk(b.path)
+    assert error.value.field == tensor and tensor in str(error.value)
 
 
 def test_an_entry_that_contradicts_itself_is_refused(built):

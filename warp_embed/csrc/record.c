@@ -169,6 +169,30 @@ void we_record_views(const we_record_layout *l, const void *record, const float 
     }
 }
 
+/* ---- NaN and infinity: all bits of the exponent are set ---- */
+
+static int finite_16(const uint16_t *x, size_t n, uint16_t exponent)
+{
+    unsigned bad = 0;
+    for (size_t i = 0; i < n; i++) bad |= (unsigned)((x[i] & exponent) == exponent);
+    return !bad;
+}
+
+static int finite_32(const uint32_t *x, size_t n)
+{
+    unsigned bad = 0;
+    for (size_t i = 0; i < n; i++) bad |= (unsigned)((x[i] & 0x7f800000u) == 0x7f800000u);
+    return !bad;
+}
+
+int we_matrix_is_finite(const we_matrix *m)
+{
+    const size_t n = (size_t)m->rows * m->cols;
+    if (m->encoding == WE_F32) return finite_32(m->payload, n);
+    if (m->encoding == WE_BF16) return finite_16(m->payload, n, 0x7f80);
+    return finite_16(m->scales, is_vq(m->encoding) ? m->rows : m->rows * (size_t)blocks_of(m->cols, m->group), 0x7c00);
+}
+
 /* ---- CRC-32, polynomial 0xEDB88320 reflected, eight bytes a step ---- */
 
 /* A table is linear over exclusive or, so its 256 entries follow from those of the eight powers of two. */
