@@ -26,40 +26,48 @@ void we_avx2_matmul_integer(const we_matrix *w, size_t row0, size_t row1, const 
 void we_avx2_vq_token(const we_matrix *w, size_t row0, size_t row1, const float *x, float *y);
 void we_avx2_vq_tile(const we_matrix *w, size_t row, size_t n_rows, size_t c0, size_t c1, float *tile, size_t stride);
 
+/* A function whose size_t and int constants must be constants inside too: small loops over them are unrolled, and
+ * load_some(x, 8) is a plain load. */
+#ifdef _MSC_VER
+#define EXPANDED static __forceinline
+#else
+#define EXPANDED static inline __attribute__((always_inline))
+#endif
+
 WE_TARGET_PUSH("avx2,fma,f16c")
 
 /* The first n of eight lanes, n <= 8. */
-static inline __m256i lanes_below(size_t n)
+EXPANDED __m256i lanes_below(size_t n)
 {
     static const int32_t ones_zeros[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
     return _mm256_loadu_si256((const __m256i *)(const void *)(ones_zeros + 8 - n));
 }
 
 /* n elements, zeros behind them. */
-static inline __m256 load_some(const float *x, size_t n)
+EXPANDED __m256 load_some(const float *x, size_t n)
 {
     return n >= 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, lanes_below(n));
 }
 
-static inline void store_some(float *y, __m256 v, size_t n)
+EXPANDED void store_some(float *y, __m256 v, size_t n)
 {
     if (n >= 8) _mm256_storeu_ps(y, v);
     else _mm256_maskstore_ps(y, lanes_below(n), v);
 }
 
 /* ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)) */
-static inline float sum_lanes(__m256 v)
+EXPANDED float sum_lanes(__m256 v)
 {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-static inline __m256 magnitude_x8(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+EXPANDED __m256 magnitude_x8(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 
 /* e^x within 1 ulp: x = n ln 2 + r, e^r = 1 + (r + r^2 P(r)), times 2^n in two steps so that subnormal results are
  * rounded once. x is clamped to where the result is 0 or inf already; the operand order keeps NaN. */
-static inline __m256 exp_x8(__m256 x)
+EXPANDED __m256 exp_x8(__m256 x)
 {
     x = _mm256_max_ps(_mm256_set1_ps(-104.0f), _mm256_min_ps(_mm256_set1_ps(89.0f), x));
     const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(0x1.715476p+0f)),
@@ -80,7 +88,7 @@ static inline __m256 exp_x8(__m256 x)
 
 /* With e = e^-|x|, which never overflows, 1 / (1 + e) or, left of 0, e / (1 + e), which keeps its relative accuracy.
  * The quotient is corrected by its remainder, what 1 + e lost in rounding included; within 2 ulp as e is within 1. */
-static inline __m256 sigmoid_x8(__m256 x)
+EXPANDED __m256 sigmoid_x8(__m256 x)
 {
     const __m256 one = _mm256_set1_ps(1), e = exp_x8(_mm256_or_ps(x, _mm256_set1_ps(-0.0f)));
     const __m256 above = _mm256_blendv_ps(one, e, x), below = _mm256_add_ps(one, e);
@@ -90,10 +98,10 @@ static inline __m256 sigmoid_x8(__m256 x)
     return _mm256_fmadd_ps(remainder, inverse, y);
 }
 
-static inline __m256 silu_x8(__m256 x) { return _mm256_mul_ps(x, sigmoid_x8(x)); }
+EXPANDED __m256 silu_x8(__m256 x) { return _mm256_mul_ps(x, sigmoid_x8(x)); }
 
 /* log(1 + e^x) = max(x, 0) + 2 atanh(s), s = e^-|x| / (2 + e^-|x|) <= 1/3. */
-static inline __m256 softplus_x8(__m256 x)
+EXPANDED __m256 softplus_x8(__m256 x)
 {
     const __m256 e = exp_x8(_mm256_or_ps(x, _mm256_set1_ps(-0.0f)));
     const __m256 s = _mm256_div_ps(e, _mm256_add_ps(e, _mm256_set1_ps(2))), s2 = _mm256_mul_ps(s, s);

@@ -5,7 +5,7 @@
 WE_TARGET_PUSH("avx2,fma,f16c")
 
 /* Lanes 8 j + l of a . b by FMA, then across lanes. */
-static inline float dot(const float *a, const float *b, size_t n)
+EXPANDED float dot(const float *a, const float *b, size_t n)
 {
     __m256 sum = _mm256_setzero_ps();
     for (size_t i = 0; i < n; i += 8) sum = _mm256_fmadd_ps(load_some(a + i, n - i), load_some(b + i, n - i), sum);
@@ -26,7 +26,7 @@ typedef struct kda_update {     /* what the token before left for the columns of
 } kda_update;
 
 /* Row i of the state as the token's decay leaves it; n_vecs is a constant where this is expanded, `has_update` too. */
-static inline void kda_row(const float *S, size_t n_cols, float decay, const kda_update *update, size_t i,
+EXPANDED void kda_row(const float *S, size_t n_cols, float decay, const kda_update *update, size_t i,
                            __m256 *row, const size_t n_vecs, const int has_update)
 {
     const __m256 decay_x8 = _mm256_set1_ps(decay);
@@ -38,7 +38,7 @@ static inline void kda_row(const float *S, size_t n_cols, float decay, const kda
 }
 
 /* Token t over columns [j, j + n_cols): leaves its own update in *update. */
-static inline void kda_sweep(const we_kda_args *a, size_t t, size_t j, size_t n_cols, kda_update *update,
+EXPANDED void kda_sweep(const we_kda_args *a, size_t t, size_t j, size_t n_cols, kda_update *update,
                              const size_t n_vecs, const int has_update, const int store)
 {
     const float *q = a->q + t * a->qk_stride, *k = a->k + t * a->qk_stride, *decay = a->decay + t * a->qk_stride;
@@ -63,7 +63,7 @@ static inline void kda_sweep(const we_kda_args *a, size_t t, size_t j, size_t n_
 }
 
 /* The state after the last token; `before` is the update that token met, `last` the one it leaves. */
-static inline void kda_finish(const we_kda_args *a, size_t j, size_t n_cols, const kda_update *before,
+EXPANDED void kda_finish(const we_kda_args *a, size_t j, size_t n_cols, const kda_update *before,
                               const kda_update *last, const size_t n_vecs, const int has_update)
 {
     const float *decay = a->decay + (a->n - 1) * a->qk_stride;
@@ -77,7 +77,7 @@ static inline void kda_finish(const we_kda_args *a, size_t j, size_t n_cols, con
     }
 }
 
-static inline void kda_columns(const we_kda_args *a, size_t j, size_t n_cols, const size_t n_vecs)
+EXPANDED void kda_columns(const we_kda_args *a, size_t j, size_t n_cols, const size_t n_vecs)
 {
     kda_update update = {0}, before = {0};
     if (a->n == 1) {
@@ -145,8 +145,20 @@ typedef struct mla_tile {       /* the latents of one tile that a token sees */
     float        scale;
 } mla_tile;
 
+/* Columns [i, i + n), n <= 8. */
+EXPANDED void scores_step(const float *q, const float *c, size_t width, size_t i, size_t n, __m256 sum[][2],
+                          const size_t n_heads, const size_t n_latents)
+{
+    __m256 c_x8[2];
+    for (size_t k = 0; k < n_latents; k++) c_x8[k] = load_some(c + k * width + i, n);
+    for (size_t h = 0; h < n_heads; h++) {
+        const __m256 q_x8 = load_some(q + h * width + i, n);
+        for (size_t k = 0; k < n_latents; k++) sum[h][k] = _mm256_fmadd_ps(q_x8, c_x8[k], sum[h][k]);
+    }
+}
+
 /* score[h][s] for latents s and, with n_latents 2, s + 1; n_heads and n_latents are constants. */
-static inline void scores(const mla_tile *tile, const float *q, size_t s, float score[][WE_LATENT_TILE],
+EXPANDED void scores(const mla_tile *tile, const float *q, size_t s, float score[][WE_LATENT_TILE],
                           const size_t n_heads, const size_t n_latents)
 {
     const size_t width = tile->width;
@@ -154,14 +166,9 @@ static inline void scores(const mla_tile *tile, const float *q, size_t s, float 
     __m256 sum[MLA_HEADS][2];
     for (size_t h = 0; h < n_heads; h++)
         for (size_t k = 0; k < n_latents; k++) sum[h][k] = _mm256_setzero_ps();
-    for (size_t i = 0; i < width; i += 8) {
-        __m256 c_x8[2];
-        for (size_t k = 0; k < n_latents; k++) c_x8[k] = load_some(c + k * width + i, width - i);
-        for (size_t h = 0; h < n_heads; h++) {
-            const __m256 q_x8 = load_some(q + h * width + i, width - i);
-            for (size_t k = 0; k < n_latents; k++) sum[h][k] = _mm256_fmadd_ps(q_x8, c_x8[k], sum[h][k]);
-        }
-    }
+    size_t i = 0;
+    for (; i + 8 <= width; i += 8) scores_step(q, c, width, i, 8, sum, n_heads, n_latents);
+    if (i < width) scores_step(q, c, width, i, width - i, sum, n_heads, n_latents);
     for (size_t h = 0; h < n_heads; h++)
         for (size_t k = 0; k < n_latents; k++) score[h][s + k] = sum_lanes(sum[h][k]) * tile->scale;
 }
@@ -185,7 +192,7 @@ static float soften(float *score, size_t seen, float *largest, float *sum)
 }
 
 /* o[h][i ..] = shrink[h] o + sum over s of p[h][s] c(s), n_vecs vectors of n columns; n_heads, n_vecs are constants. */
-static inline void values(const mla_tile *tile, float *o, size_t i, size_t n, const float *shrink,
+EXPANDED void values(const mla_tile *tile, float *o, size_t i, size_t n, const float *shrink,
                           float p[][WE_LATENT_TILE], const size_t n_heads, const size_t n_vecs)
 {
     __m256 sum[MLA_HEADS][2];
@@ -205,7 +212,7 @@ static inline void values(const mla_tile *tile, float *o, size_t i, size_t n, co
 }
 
 /* Some heads of one token by one tile; softmax [n_heads][largest, sum]; n_heads is a constant. */
-static inline void mla_heads(const mla_tile *tile, const float *q, float *o, float *softmax,
+EXPANDED void mla_heads(const mla_tile *tile, const float *q, float *o, float *softmax,
                              float score[][WE_LATENT_TILE], const size_t n_heads)
 {
     float shrink[MLA_HEADS];

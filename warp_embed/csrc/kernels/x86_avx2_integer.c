@@ -10,16 +10,16 @@ WE_TARGET_PUSH("avx2,fma,f16c")
 
 enum { ROWS = 4, TOKENS = 16, GROUPS = 64, AHEAD = 512 };   /* AHEAD: bytes of prefetch in a row */
 
-static inline __m256i load_i16(const int16_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
-static inline __m128i load_bytes(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)(const void *)p); }
+EXPANDED __m256i load_i16(const int16_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
+EXPANDED __m128i load_bytes(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)(const void *)p); }
 
-static inline __m256 add_group(__m256 sum, __m256i dot, float activation, float weight)
+EXPANDED __m256 add_group(__m256 sum, __m256i dot, float activation, float weight)
 {
     const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(activation));
     return _mm256_fmadd_ps(scaled, _mm256_set1_ps(weight), sum);
 }
 
-static inline __m256i dot_q8(const uint8_t *codes, const int16_t *q, size_t group)
+EXPANDED __m256i dot_q8(const uint8_t *codes, const int16_t *q, size_t group)
 {
     __m256i dot = _mm256_setzero_si256();
     for (size_t i = 0; i < group; i += 16)
@@ -27,7 +27,7 @@ static inline __m256i dot_q8(const uint8_t *codes, const int16_t *q, size_t grou
     return dot;
 }
 
-static inline __m256i dot_q4(const uint8_t *codes, const int16_t *halves, size_t group, int32_t bias)
+EXPANDED __m256i dot_q4(const uint8_t *codes, const int16_t *halves, size_t group, int32_t bias)
 {
     __m256i dot = _mm256_setr_epi32(bias, 0, 0, 0, 0, 0, 0, 0);
     for (size_t i = 0; i < group / 2; i += 16) {
@@ -50,7 +50,7 @@ static void load_scales(const we_matrix *w, size_t row, size_t n_rows, size_t g0
 /* -------------------------------------------------------------- one token ---- */
 
 /* y[0 .. n_rows) of one token; q4, group and n_rows are constants where this is expanded. */
-static inline void token_rows(const we_matrix *w, size_t row, const we_acts *a, size_t t, float *y, const int q4,
+EXPANDED void token_rows(const we_matrix *w, size_t row, const we_acts *a, size_t t, float *y, const int q4,
                               const size_t group, const size_t n_rows)
 {
     const size_t n_groups = we_n_groups(w), group_bytes = q4 ? group / 2 : group;
@@ -93,7 +93,7 @@ static void one_token(const we_matrix *w, size_t row0, size_t row1, const we_act
 /* ------------------------------------------------------------ many tokens ---- */
 
 /* One group of a row as int16, in the order of the activations it will meet. */
-static inline void unpack_group(const uint8_t *codes, size_t group, int q4, int16_t *out)
+EXPANDED void unpack_group(const uint8_t *codes, size_t group, int q4, int16_t *out)
 {
     for (size_t i = 0; i < (q4 ? group / 2 : group); i += 16) {
         const __m128i bytes = load_bytes(codes + i);
@@ -117,7 +117,7 @@ typedef struct group_args {         /* one group of ROWS rows and some tokens */
 } group_args;
 
 /* sums[t][i] += this group, for tokens [t, t + n_tokens); n_tokens is a constant. */
-static inline void group_tokens(const group_args *g, size_t t, const size_t n_tokens, float sums[][ROWS][8])
+EXPANDED void group_tokens(const group_args *g, size_t t, const size_t n_tokens, float sums[][ROWS][8])
 {
     __m256i dot[ROWS][2];
     for (size_t u = 0; u < n_tokens; u++)

@@ -22,12 +22,22 @@ static void decode_bf16(const uint16_t *x, size_t n, float *y)
 }
 
 /* Sixteen codes in order, as int8. */
-static inline __m128i codes_x16(const uint8_t *codes, size_t c, int q4)
+EXPANDED __m128i codes_x16(const uint8_t *codes, size_t c, int q4)
 {
     if (!q4) return _mm_loadu_si128((const __m128i *)(const void *)(codes + c));
     const __m128i pairs = _mm_loadl_epi64((const __m128i *)(const void *)(codes + c / 2)), low = _mm_set1_epi8(15);
     const __m128i evens = _mm_and_si128(pairs, low), odds = _mm_and_si128(_mm_srli_epi16(pairs, 4), low);
     return _mm_sub_epi8(_mm_unpacklo_epi8(evens, odds), _mm_set1_epi8(8));
+}
+
+/* y[0 .. n) from column c, n <= 16. */
+EXPANDED void decode_x16(const uint8_t *codes, size_t c, size_t n, __m256 scale, const int q4, float *y)
+{
+    const __m128i code = codes_x16(codes, c, q4);
+    const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(code));
+    const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(code, 8)));
+    store_some(y, _mm256_mul_ps(scale, low), n);
+    if (n > 8) store_some(y + 8, _mm256_mul_ps(scale, high), n - 8);
 }
 
 static int has_groups_of_16(const we_matrix *w)
@@ -44,13 +54,9 @@ static void decode_groups(const we_matrix *w, size_t row, size_t c0, size_t c1, 
     for (size_t c = c0; c < c1;) {
         const __m256 scale = _mm256_set1_ps(we_f16_value(scales[c / w->group]));
         const size_t end = we_min(c / w->group * w->group + w->group, c1);
-        for (; c < end; c += 16, y += 16) {
-            const __m128i code = codes_x16(codes, c, q4);
-            const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(code));
-            const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(code, 8)));
-            store_some(y, _mm256_mul_ps(scale, low), end - c);
-            if (end - c > 8) store_some(y + 8, _mm256_mul_ps(scale, high), end - c - 8);
-        }
+        for (; c + 16 <= end; c += 16, y += 16) decode_x16(codes, c, 16, scale, q4, y);
+        if (c < end) decode_x16(codes, c, end - c, scale, q4, y);
+        c = end;
     }
 }
 
@@ -91,7 +97,7 @@ static float group_scale(const float *x, size_t n, float q_max)
 }
 
 /* Sixteen codes of x[0 .. n), zeros behind; NaN gives lo by the operand order of max. */
-static inline __m128i encode_x16(const float *x, size_t n, __m256 scale, float lo, float hi)
+EXPANDED __m128i encode_x16(const float *x, size_t n, __m256 scale, float lo, float hi)
 {
     __m256i code[2];
     for (size_t k = 0; k < 2; k++) {
@@ -159,7 +165,7 @@ static float largest_magnitude(const float *x, size_t n)    /* as bits, so that 
 }
 
 /* x[0 .. n) / scale to nearest even, zeros behind. */
-static inline __m256i quantize_x8(const float *x, size_t n, __m256 scale)
+EXPANDED __m256i quantize_x8(const float *x, size_t n, __m256 scale)
 {
     const __m256 ratio = _mm256_div_ps(load_some(x, n), scale), most = _mm256_set1_ps(WE_Q_MAX);
     return _mm256_cvtps_epi32(_mm256_max_ps(_mm256_min_ps(ratio, most), _mm256_sub_ps(_mm256_setzero_ps(), most)));
@@ -208,21 +214,28 @@ void we_avx2_quantize(const we_acts *a, size_t t0, size_t t1, size_t cols)
 
 /* --------------------------------------------------------- products in f32 ---- */
 
-/* sums[t][i] += tile row i by token t; n_rows and n_tokens are constants where this is expanded. */
-static inline void product(lanes sums[][ROWS], const float *tile, size_t stride, const float *x, size_t x_stride,
+/* Columns [c, c + n), n <= 8. */
+EXPANDED void product_step(const float *tile, size_t stride, const float *x, size_t x_stride, size_t c, size_t n,
+                           __m256 sum[][2], const size_t n_rows, const size_t n_tokens)
+{
+    __m256 x_x8[2];
+    for (size_t u = 0; u < n_tokens; u++) x_x8[u] = load_some(x + u * x_stride + c, n);
+    for (size_t i = 0; i < n_rows; i++) {
+        const __m256 w = load_some(tile + i * stride + c, n);
+        for (size_t u = 0; u < n_tokens; u++) sum[i][u] = _mm256_fmadd_ps(w, x_x8[u], sum[i][u]);
+    }
+}
+
+/* sums[t][i] += tile row i by token t; n_rows and n_tokens are constants. */
+EXPANDED void product(lanes sums[][ROWS], const float *tile, size_t stride, const float *x, size_t x_stride,
                            size_t n_cols, const size_t n_rows, const size_t n_tokens)
 {
     __m256 sum[ROWS][2];
     for (size_t i = 0; i < n_rows; i++)
         for (size_t u = 0; u < n_tokens; u++) sum[i][u] = _mm256_loadu_ps(sums[u][i]);
-    for (size_t c = 0; c < n_cols; c += 8) {
-        __m256 x_x8[2];
-        for (size_t u = 0; u < n_tokens; u++) x_x8[u] = load_some(x + u * x_stride + c, n_cols - c);
-        for (size_t i = 0; i < n_rows; i++) {
-            const __m256 w = load_some(tile + i * stride + c, n_cols - c);
-            for (size_t u = 0; u < n_tokens; u++) sum[i][u] = _mm256_fmadd_ps(w, x_x8[u], sum[i][u]);
-        }
-    }
+    size_t c = 0;
+    for (; c + 8 <= n_cols; c += 8) product_step(tile, stride, x, x_stride, c, 8, sum, n_rows, n_tokens);
+    if (c < n_cols) product_step(tile, stride, x, x_stride, c, n_cols - c, sum, n_rows, n_tokens);
     for (size_t i = 0; i < n_rows; i++)
         for (size_t u = 0; u < n_tokens; u++) _mm256_storeu_ps(sums[u][i], sum[i][u]);
 }
@@ -235,7 +248,8 @@ static void tile_product(lanes sums[][ROWS], const float *tile, size_t stride, s
         product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, ROWS, 2);
     for (; t < n; t++) {
         if (n_rows == ROWS) product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, ROWS, 1);
-        else product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, n_rows, 1);
+        else for (size_t i = 0; i < n_rows; i++)
+            product((lanes(*)[ROWS])(void *)&sums[t][i], tile + i * stride, stride, x + t * x_stride, x_stride, n_cols, 1, 1);
     }
 }
 

@@ -7,10 +7,10 @@ WE_TARGET_PUSH("avx2,fma,f16c")
 
 enum { ROWS = 8, GENERIC = 0, SIX_BITS = 100 };     /* kinds: a number of stages with whole bytes, or these */
 
-static inline __m256 codeword(const float *books, size_t index) { return _mm256_loadu_ps(books + 8 * index); }
+EXPANDED __m256 codeword(const float *books, size_t index) { return _mm256_loadu_ps(books + 8 * index); }
 
 /* kind is a constant where this is expanded. */
-static inline __m256 vector_of(const float *books, const uint8_t *unit, size_t stages, const int kind)
+EXPANDED __m256 vector_of(const float *books, const uint8_t *unit, size_t stages, const int kind)
 {
     if (kind == SIX_BITS) {
         const unsigned bits = (unsigned)unit[0] | (unsigned)unit[1] << 8 | (unsigned)unit[2] << 16;
@@ -33,7 +33,7 @@ static int kind_of(const we_matrix *w)
 /* -------------------------------------------------------------- one token ---- */
 
 /* Rows [row, row + n_rows) of one block of units by one token; n_rows and kind are constants. */
-static inline void token_rows(const we_matrix *w, size_t row, const float *x, float *y, const size_t n_rows,
+EXPANDED void token_rows(const we_matrix *w, size_t row, const float *x, float *y, const size_t n_rows,
                               const int kind)
 {
     const size_t unit = we_vq_unit(w), step = WE_VQ_ROWS * unit, n_vecs = w->cols / 8;
@@ -48,7 +48,7 @@ static inline void token_rows(const we_matrix *w, size_t row, const float *x, fl
     for (size_t i = 0; i < n_rows; i++) y[i] = we_f16_value(w->scales[row + i]) * sum_lanes(sums[i]);
 }
 
-static inline void token_of_kind(const we_matrix *w, size_t row0, size_t row1, const float *x, float *y, const int kind)
+EXPANDED void token_of_kind(const we_matrix *w, size_t row0, size_t row1, const float *x, float *y, const int kind)
 {
     for (size_t r = row0, n; r < row1; r += n) {
         n = r % ROWS == 0 && row1 - r >= ROWS ? ROWS : 1;           /* eight rows never straddle two blocks */
@@ -69,7 +69,7 @@ void we_avx2_vq_token(const we_matrix *w, size_t row0, size_t row1, const float 
 
 /* -------------------------------------------------------------- many rows ---- */
 
-static inline void tile_of_kind(const we_matrix *w, size_t row, size_t n_rows, size_t c0, size_t c1, float *tile,
+EXPANDED void tile_of_kind(const we_matrix *w, size_t row, size_t n_rows, size_t c0, size_t c1, float *tile,
                                 size_t stride, const int kind)
 {
     const size_t unit = we_vq_unit(w), step = WE_VQ_ROWS * unit;
