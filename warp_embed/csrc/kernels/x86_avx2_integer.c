@@ -8,7 +8,7 @@
 #ifdef WE_X86
 WE_TARGET_PUSH("avx2,fma,f16c")
 
-enum { ROWS = 4, TOKENS = 16, GROUPS = 64, AHEAD = 512 };   /* AHEAD: bytes of prefetch in a row */
+enum { ROWS = 4, TOKENS = 32, GROUPS = 64, AHEAD = 512 };   /* AHEAD: bytes of prefetch in a row */
 
 EXPANDED __m256i load_i16(const int16_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
 EXPANDED __m128i load_bytes(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)(const void *)p); }

@@ -6,7 +6,7 @@
 #ifdef WE_X86
 WE_TARGET_PUSH("avx2,fma,f16c")
 
-enum { ROWS = 4, TOKENS = 16, COLS = 256 };
+enum { ROWS = 4, TOKENS = 32, COLS = 256 };
 typedef float lanes[8];
 
 /* --------------------------------------------------------------- decoding ---- */
@@ -216,9 +216,9 @@ void we_avx2_quantize(const we_acts *a, size_t t0, size_t t1, size_t cols)
 
 /* Columns [c, c + n), n <= 8. */
 EXPANDED void product_step(const float *tile, size_t stride, const float *x, size_t x_stride, size_t c, size_t n,
-                           __m256 sum[][2], const size_t n_rows, const size_t n_tokens)
+                           __m256 sum[][3], const size_t n_rows, const size_t n_tokens)
 {
-    __m256 x_x8[2];
+    __m256 x_x8[3];
     for (size_t u = 0; u < n_tokens; u++) x_x8[u] = load_some(x + u * x_stride + c, n);
     for (size_t i = 0; i < n_rows; i++) {
         const __m256 w = load_some(tile + i * stride + c, n);
@@ -230,7 +230,7 @@ EXPANDED void product_step(const float *tile, size_t stride, const float *x, siz
 EXPANDED void product(lanes sums[][ROWS], const float *tile, size_t stride, const float *x, size_t x_stride,
                            size_t n_cols, const size_t n_rows, const size_t n_tokens)
 {
-    __m256 sum[ROWS][2];
+    __m256 sum[ROWS][3];
     for (size_t i = 0; i < n_rows; i++)
         for (size_t u = 0; u < n_tokens; u++) sum[i][u] = _mm256_loadu_ps(sums[u][i]);
     size_t c = 0;
@@ -244,8 +244,8 @@ static void tile_product(lanes sums[][ROWS], const float *tile, size_t stride, s
                          size_t x_stride, size_t n, size_t n_cols)
 {
     size_t t = 0;
-    for (; n_rows == ROWS && t + 2 <= n; t += 2)
-        product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, ROWS, 2);
+    for (; n_rows == ROWS && t + 3 <= n; t += 3)
+        product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, ROWS, 3);
     for (; t < n; t++) {
         if (n_rows == ROWS) product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, ROWS, 1);
         else for (size_t i = 0; i < n_rows; i++)

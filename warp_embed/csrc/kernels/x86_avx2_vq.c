@@ -69,15 +69,22 @@ void we_avx2_vq_token(const we_matrix *w, size_t row0, size_t row1, const float 
 
 /* -------------------------------------------------------------- many rows ---- */
 
-EXPANDED void tile_of_kind(const we_matrix *w, size_t row, size_t n_rows, size_t c0, size_t c1, float *tile,
-                                size_t stride, const int kind)
+/* Rows of one block of units; n_rows and kind are constants. */
+EXPANDED void tile_rows(const we_matrix *w, size_t row, size_t c0, size_t c1, float *tile, size_t stride,
+                        const size_t n_rows, const int kind)
 {
     const size_t unit = we_vq_unit(w), step = WE_VQ_ROWS * unit;
-    for (size_t i = 0; i < n_rows; i++) {
-        const uint8_t *units = we_vq_row(w, row + i) + c0 / 8 * step;
-        for (size_t c = c0; c < c1; c += 8, units += step)
-            _mm256_storeu_ps(tile + i * stride + (c - c0), vector_of(w->books, units, w->stages, kind));
-    }
+    const uint8_t *units = we_vq_row(w, row) + c0 / 8 * step;
+    for (size_t c = 0; c < c1 - c0; c += 8, units += step)
+        for (size_t i = 0; i < n_rows; i++)
+            _mm256_storeu_ps(tile + i * stride + c, vector_of(w->books, units + i * unit, w->stages, kind));
+}
+
+EXPANDED void tile_of_kind(const we_matrix *w, size_t row, size_t n_rows, size_t c0, size_t c1, float *tile,
+                           size_t stride, const int kind)
+{
+    if (n_rows == 4 && row % WE_VQ_ROWS <= WE_VQ_ROWS - 4) tile_rows(w, row, c0, c1, tile, stride, 4, kind);
+    else for (size_t i = 0; i < n_rows; i++) tile_rows(w, row + i, c0, c1, tile + i * stride, stride, 1, kind);
 }
 
 /* Columns [c0, c1), multiples of 8, of some rows without their scales. */
