@@ -24,7 +24,8 @@ typedef enum we_encoding {          /* codes of trunk.bin and of expert records 
  *   Q8G         W[r][i] = scale[r][i / group] * int8[i]; rows padded with zeros to whole groups
  *   Q4G         W[r][i] = scale[r][i / group] * (nibble[i] - 8); even i in the low nibble
  *   Q3G         W[r][i] = scale[r][i / group] * (code3[i] - 4); a little-endian bit stream a row, one guard byte
- *   VQ3R VQ2R   W[r][v vec_dim + d] = scale[r] * sum over stages s of book[s][index(r, v, s)][d]; a unit is `stages` bytes
+ *   VQ3R VQ2R   W[r][v vec_dim + d] = scale[r] * sum over stages s of book[s][index(r, v, s)][d]; a unit is `stages`
+ *               bytes
  *   VQ4P        the same with four 6-bit indices in a unit of 3 bytes, stage 0 in the low bits
  * A VQ matrix stores its units [ceil(rows / 64)][cols / vec_dim][64][unit]; missing rows of the last block are zeros.
  * payload needs no alignment for Q3G and bytes, 4 bytes for F32, 2 for BF16; scales need 2. */
@@ -43,7 +44,8 @@ typedef struct we_matrix {
 
 /* Inputs x of n tokens, and beside them, when group != 0, the same as 16-bit integers: a group's largest magnitude
  * becomes 32639 = 127 * 256 + 127 (it splits into two signed bytes), so x ~ scale * q.
- *     scale = max|x| / 32639,  q = round to nearest even of x / scale;  an all-zero group has scale 0 and q 0
+ *     scale = max|x| / 32639,  q = round to nearest even of x / scale;  an all-zero group has scale 0 and q 0,
+ *     a group with inf or NaN a scale that is not finite and q 0: its products are not finite
  * q is padded with zeros to whole groups. q_halves is q with each group as its even, then its odd elements.
  * bias = -8 * (sum of the group's q): what the nibble's offset of 8 adds up to. */
 typedef struct we_acts {
@@ -99,7 +101,8 @@ static inline size_t we_mla_work(size_t r, size_t rope, size_t n, size_t heads_i
 }
 
 /* Bytes of one position's latent: f32 or f16 [r + rope], or int8 [r], int8 [rope], then f16 scales, one per 64
- * elements of each part (the last group of a part may be short). A block is WE_LATENT_TILE of them, one after another. */
+ * elements of each part (the last group of a part may be short). A block is WE_LATENT_TILE of them, one after
+ * another. */
 static inline size_t we_latent_bytes(size_t r, size_t rope, we_kv kv)
 {
     if (kv == WE_KV_F32) return 4 * (r + rope);
@@ -134,12 +137,14 @@ typedef struct we_kernels {
     void (*decode_rows)(const we_matrix *w, size_t row0, size_t row1, float *y, size_t y_stride);
     /* Encode rows x [rows][cols] by the format's rule: scale = max(|x|, 1e-8) / 127 (Q8G) or / 7 (Q4G) a group,
      * code = round-half-even(x / scale) clamped to [-127, 127] or [-8, 7], stored scale f16(scale). Rows are padded
-     * with zero codes to whole groups (Q4G: group even). payload [rows][row_bytes], scales [rows][ceil(cols / group)]. */
+     * with zero codes to whole groups (Q4G: group even). payload [rows][row_bytes], scales [rows][groups]. Same bytes
+     * on every level. */
     void (*encode_q8g)(int8_t *payload, uint16_t *scales, const float *x, size_t rows, size_t cols, size_t group);
     void (*encode_q4g)(uint8_t *payload, uint16_t *scales, const float *x, size_t rows, size_t cols, size_t group);
     /* Residual vector quantisation: for each of n vectors x [n][8], stage after stage, the entry with the smallest
-     * squared distance to what is left (ties: lowest), which is then subtracted. index [n][stages];
-     * books f32 [stages][entries][8], entries <= 256, stages <= 8; residual [n][8] = what is left at the end, or NULL. */
+     * squared distance to what is left (ties: lowest), which is then subtracted. A level may compare |c|^2 / 2 - x . c
+     * instead, so that levels differ where two distances are equal but for rounding in f32. index [n][stages]; books
+     * f32 [stages][entries][8], entries <= 256, stages <= 8; residual [n][8] = what is left at the end, or NULL. */
     void (*vq_encode)(uint8_t *index, float *residual, const float *x, const float *books, size_t n, unsigned stages,
                       unsigned entries);
 
@@ -151,7 +156,7 @@ typedef struct we_kernels {
      * over groups. Otherwise, and always when a->group is 0 (the router), f32 throughout. Error: c eps sum|w x|, where
      * with integers Q4G's |w| counts with its offset of 8 scales; integers also scale / 2 a group times sum|w|. */
     void (*matmul)(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y, size_t y_stride);
-    /* y[t][i] = sum over rows r in [row0, row1) of W[r][i] x[t][r - row0], i in [0, cols): the transposed product, f32. */
+    /* The transposed product, f32: y[t][i] = sum over rows r in [row0, row1) of W[r][i] x[t][r - row0]. */
     void (*matmul_t)(const we_matrix *w, size_t row0, size_t row1, const float *x, size_t x_stride, size_t n, float *y,
                      size_t y_stride, float *row /* [cols] scratch */);
 
@@ -174,7 +179,7 @@ typedef struct we_kernels {
     void (*short_conv)(float *y, size_t y_stride, float *tail_out, const float *u, size_t u_stride,
                        const float *tail_in, size_t tail_stride, const float *taps, size_t taps_stride, size_t K,
                        size_t n, size_t c0, size_t c1);
-    /* decay = exp(g),  g = -rate softplus(f + dt_bias), softplus(t) = log(1 + e^t);   f, dt_bias, decay [n] of one head;
+    /* decay = exp(g),  g = -rate softplus(f + dt_bias), softplus(t) = log(1 + e^t); f, dt_bias, decay [n] of one head;
      * rate = exp(A_log). decay may be f. */
     void (*decay_softplus)(float *decay, const float *f, const float *dt_bias, float rate, size_t n);
     /* decay = exp(g),  g = lower sigmoid(rate (f + dt_bias)); lower < 0. */
@@ -198,12 +203,13 @@ typedef struct we_kernels {
 
     /* -- router -- */
     /* idx [top_k] ascending, weight [top_k]: s = sigmoid(logits); the top_k largest s + bias (ties: lower id) among the
-     * top_groups groups with the largest sum of their two best; weight = s [/ (sum + 1e-20)] * scaling. work [experts]. */
+     * top_groups groups with the largest sum of their two best; weight = s [/ (sum + 1e-20)] * scaling. work [experts].
+     * Ids are distinct and in range whatever the logits. */
     void (*route)(const we_router *r, const float *logits, int32_t *idx, float *weight, float *work);
 
     /* -- logits -- */
-    size_t (*argmax)(const float *x, size_t n);                         /* lowest index of the largest; n >= 1    */
-    double (*log_sum_exp)(const float *x, size_t n);                    /* NaN if any is NaN; n >= 1              */
+    size_t (*argmax)(const float *x, size_t n);                 /* lowest index of the largest number; n >= 1     */
+    double (*log_sum_exp)(const float *x, size_t n);            /* NaN if any is NaN; n >= 1                      */
 } we_kernels;
 
 /* The best table for this CPU, or the one that was forced. */
