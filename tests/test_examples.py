@@ -1,20 +1,19 @@
 """Every program in examples/ runs as a user would run it."""
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 import warp_embed
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
-pytestmark = pytest.mark.skipif(not Path(warp_embed.demo_path()).is_dir(), reason="the demo model is not there yet")
 
-
-def run(name, *arguments, cwd):
-    done = subprocess.run([sys.executable, EXAMPLES / name, *arguments], cwd=cwd, capture_output=True, text=True,
-                          encoding="utf-8", timeout=120)
+def run(*command, cwd):
+    where = {"PYTHONPATH": str(Path(warp_embed.__file__).parents[1])}         # also a package that was built in place
+    done = subprocess.run([sys.executable, *command], cwd=cwd, capture_output=True, text=True, encoding="utf-8",
+                          timeout=120, env={**os.environ, **where})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -24,6 +23,12 @@ def test_every_example_has_a_test():
 
 
 def test_embed_answers(tmp_path):
-    assert "Paris" in run("embed.py", cwd=tmp_path)
-    assert "tokens" in run("embed.py", "What is the opposite of hot?", cwd=tmp_path)
+    assert "Paris" in run(EXAMPLES / "embed.py", cwd=tmp_path)
+    assert "Rome" in run(EXAMPLES / "embed.py", "What is the capital of Italy?", cwd=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_program_in_the_readme_runs(tmp_path):
+    code = re.search(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(encoding="utf-8"), re.S)[1]
+    assert "Paris" in run("-c", code, cwd=tmp_path)
+    assert (tmp_path / "chat.state").is_file()

@@ -48,7 +48,7 @@ SYSTEM_HEADER = re.compile(r"(windows|unistd|pthread|fcntl|sched|io|process|sys/
 SYSTEM_FILES = re.compile(r"warp_embed/csrc/(platform|pool|cpu)\w*$")
 
 SOURCES = sorted(path for folder in (PACKAGE, ROOT / "include") for path in folder.rglob("*")
-                 if path.suffix in {".py", ".pyi", ".pyx", ".pxd", ".c", ".h"}
+                 if path.suffix in {".py", ".pyx", ".pxd", ".c", ".h"}      # a stub imports for types only
                  and not (path.suffix == ".c" and path.with_suffix(".pyx").exists())
                  and PACKAGE / "include" not in path.parents)
 
@@ -66,7 +66,7 @@ def layer(name):
 
 
 def python_imports(path):
-    """Modules that a .py or .pyi imports when it runs, wherever the statement stands, as dotted absolute names."""
+    """Modules that a .py imports when it runs, wherever the statement stands, as dotted absolute names."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     for_types = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.If) and
@@ -112,7 +112,7 @@ def owner(module):
 
 
 def imports(path):
-    if path.suffix in {".py", ".pyi"}:
+    if path.suffix == ".py":
         return set(python_imports(path))
     return set(cython_imports(path)) if path.suffix in {".pyx", ".pxd"} else set()
 
