@@ -47,6 +47,9 @@ def session(session: Session) -> None:
         assert_type(token.id, int)
         assert_type(token.text, str)
         assert_type(token.logprob, float)
+    assert_type(session.rewind(0), int)
+    assert_type(session.sync([1, 2]), int)
+    assert_type(session.fork(), Session)
     session.step("greedy")  # type: ignore[arg-type]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from warp_embed.errors import Cancelled, ContextFull, StateError
 from warp_embed.runtime import statefile
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from warp_embed.runtime.paths import AnyPath
 
 GREEDY = Sampling()
+Logits = npt.NDArray[np.float32]
 
 
 class Session(SessionCore):
@@ -43,7 +45,7 @@ class Session(SessionCore):
         return list(self._tokens)
 
     @property
-    def logits(self) -> np.ndarray | None:
+    def logits(self) -> Logits | None:
         """Logits after the last token: float32, shape (vocab,), a copy. None at position 0."""
         with self._use():
             return None if self.position == 0 else self._current_logits().copy()
@@ -51,7 +53,7 @@ class Session(SessionCore):
     # ---- work ----
 
     def prefill(self, tokens: Sequence[int] | np.ndarray, *, all_logits: bool = False,
-                on_progress: Callable[[int, int], object] | None = None) -> np.ndarray:
+                on_progress: Callable[[int, int], object] | None = None) -> Logits:
         """Read a prompt; afterwards the next token can be decoded.
 
         Parameters
