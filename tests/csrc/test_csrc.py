@@ -69,6 +69,6 @@ def test_core(program, compiler, sanitizer, usable, tmp_path):
     assert done.returncode == 0, done.stderr[-6000:]
 
 
-def compile_or_fail(command):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def compile_or_fail(command, cwd=None):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd)
     assert done.returncode == 0, done.stderr[-6000:]

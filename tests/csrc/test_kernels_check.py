@@ -1,0 +1,76 @@
+"""The kernels without Python: every level of this machine under sanitizers, those of ARM64 under qemu."""
+import platform
+import shutil
+import subprocess
+
+import pytest
+from csrc.test_csrc import ADDRESS, CSRC, FLAGS, HERE, compile_or_fail, try_out
+
+SOURCES = [str(path) for path in (*sorted(HERE.glob("kernels_check*.c")), *sorted((CSRC / "kernels").glob("*.c")),
+                                  CSRC / "cpu.c")]
+ARM_GCC = ["aarch64-linux-gnu-gcc"]
+ARM_CLANG = ["clang", "--target=aarch64-linux-gnu"]
+ARM_CPUS = {                            # a processor that qemu knows: the levels that it must be given
+    "cortex-a57": ["reference"],
+    "max": ["reference"],
+}
+
+pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="the program uses mmap, the emulators Linux")
+
+
+def need(*programs):
+    for program in programs:
+        if not shutil.which(program):
+            pytest.skip(f"{program} is not installed")
+
+
+def build(command, folder):
+    program = folder / "kernels_check"
+    compile_or_fail([*command, *SOURCES, "-o", str(program), "-lm"])
+    return str(program)
+
+
+@pytest.fixture(scope="module")
+def arm_program(tmp_path_factory):
+    need(*ARM_GCC, "qemu-aarch64-static")
+    return build([*ARM_GCC, *FLAGS, "-O2", "-static"], tmp_path_factory.mktemp("arm"))
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-6000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("options", [[], pytest.param(["--full"], marks=pytest.mark.slow)])
+def test_every_level_of_this_machine_keeps_its_bounds(options, tmp_path):
+    need("gcc")
+    without = try_out("gcc", "address", tmp_path)
+    print(run(build(["gcc", *FLAGS, *([] if without else ADDRESS)], tmp_path), *options))
+
+
+@pytest.mark.parametrize("options", [[], pytest.param(["--full"], marks=pytest.mark.slow)])
+def test_every_level_of_arm64_keeps_its_bounds(options, arm_program):
+    print(run("qemu-aarch64-static", "-cpu", "max", arm_program, *options))
+
+
+@pytest.mark.parametrize("cpu", ARM_CPUS)
+def test_an_arm64_processor_is_given_the_levels_that_it_has(cpu, arm_program):
+    assert run("qemu-aarch64-static", "-cpu", cpu, arm_program, "--list").split() == ARM_CPUS[cpu]
+
+
+def test_a_processor_without_avx_is_given_the_reference(tmp_path):
+    need("gcc", "qemu-x86_64-static")
+    if platform.machine() != "x86_64":
+        pytest.skip("gcc makes no x86-64 program here")
+    program = build(["gcc", *FLAGS, "-O0", "-g0", "-static"], tmp_path)
+    assert run("qemu-x86_64-static", "-cpu", "qemu64", program, "--list").split() == ["reference"]
+
+
+def test_clang_compiles_the_arm64_files_without_a_warning(tmp_path):
+    need("clang")
+    probe = tmp_path / "probe.c"
+    probe.write_text("#include <arm_neon.h>\n#include <math.h>\n")
+    if subprocess.run([*ARM_CLANG, "-fsyntax-only", str(probe)], capture_output=True).returncode:
+        pytest.skip("clang has no ARM64 target or finds no headers of its C library")
+    compile_or_fail([*ARM_CLANG, *FLAGS, "-O0", "-g0", "-c", *SOURCES], cwd=tmp_path)
