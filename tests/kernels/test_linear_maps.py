@@ -1,7 +1,7 @@
 """Products with weight matrices, against float64; and the bits that may not depend on batch, range or alignment."""
 import numpy as np
 import pytest
-from kernels.matrices import BF16, EPS, F32, MAKERS, Q3G, Q8G, SIZES, bits, grouped, plain, unaligned
+from kernels.matrices import BF16, EPS, F32, MAKERS, Q3G, Q4G, Q8G, SIZES, bits, grouped, plain, unaligned
 
 from warp_embed import _kernels
 
@@ -94,6 +94,14 @@ def test_matmul_is_within_its_error_bound_for_hostile_inputs(level, name, kind):
     for rows, cols, n in ((1, 130, 1), (6, 264, 19)):
         case = MAKERS[name](rows, cols, rng)
         check_matmul(case, inputs(kind, n, case.values.shape[1], rng))
+
+
+@pytest.mark.parametrize("encoding", [Q8G, Q4G])
+def test_rows_of_very_many_groups_are_summed_whole(level, encoding):
+    rng = np.random.default_rng(13)
+    case = grouped(encoding, 5, 4500, 32, rng)              # 141 groups: scales are decoded in pieces
+    for n in (1, 3):
+        check_matmul(case, inputs("normal", n, 4500, rng))
 
 
 @pytest.mark.parametrize("name", MAKERS)

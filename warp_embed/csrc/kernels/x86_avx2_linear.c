@@ -248,8 +248,9 @@ static void tile_product(lanes sums[][ROWS], const float *tile, size_t stride, s
         product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, ROWS, 3);
     for (; t < n; t++) {
         if (n_rows == ROWS) product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, ROWS, 1);
-        else for (size_t i = 0; i < n_rows; i++)
-            product((lanes(*)[ROWS])(void *)&sums[t][i], tile + i * stride, stride, x + t * x_stride, x_stride, n_cols, 1, 1);
+        else for (size_t i = 0; i < n_rows; i++)            /* the end of a matrix: row i as if it were the first */
+            product((lanes(*)[ROWS])(void *)&sums[t][i], tile + i * stride, stride, x + t * x_stride, x_stride, n_cols,
+                    1, 1);
     }
 }
 
