@@ -1,1 +1,3 @@
-# Nothing of it is visible from Python: see layout.pxd.
+# What C shares with Cython is in layout.pxd.
+
+KV_KINDS: dict[str, int]
