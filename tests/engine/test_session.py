@@ -184,7 +184,8 @@ def test_a_budget_pauses_between_layers_and_resumes(model, prompt, want):
             else:
                 ids.append(token.id)
         assert same((ids, session.logits), want)
-        assert pauses == len(ids) * (model.config.n_layers - 1)
+        config = model.config               # between layers, and between the experts of a layer
+        assert pauses == len(ids) * (config.n_layers - 1 + len(config.moe_layers) * (config.top_k - 1))
 
 
 def test_another_session_may_run_inside_a_pause(model, prompt, want):
@@ -199,6 +200,35 @@ def test_another_session_may_run_inside_a_pause(model, prompt, want):
             else:
                 ids.append(token.id)
         assert same((ids, one.logits), want)
+
+
+def test_poll_finishes_what_step_began_and_begins_nothing(model, prompt, want):
+    with model.session() as session:
+        session.prefill(prompt)
+        assert session.poll() is None and session.poll(1.0) is None and session.position == len(prompt)
+        ids = []
+        while len(ids) < len(want[0]):
+            token = session.step(budget_s=0)
+            while token is None:
+                token = session.poll()
+            ids.append(token.id)
+        assert same((ids, session.logits), want)
+
+
+def test_a_call_may_wait_for_another_thread(model, prompt):
+    with model.session() as session:
+        session.busy_timeout_s = 30
+        entered, seen = threading.Event(), []
+
+        def other():
+            entered.wait(30)
+            seen.append(session.step(token=1).id)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        session.prefill(prompt, on_progress=lambda done, total: entered.set())
+        thread.join()
+        assert seen == [1] and session.position == len(prompt) + 1
 
 
 def test_cancel_drops_a_pending_token(model, prompt, want):
@@ -355,7 +385,7 @@ def test_a_damaged_record_is_named_and_nothing_is_committed(tiny, prompt, want, 
         assert same(continuation(session, len(want[0])), tail)
 
 
-def test_weights_that_are_not_numbers_are_noticed(tiny, prompt, tmp_path):
+def test_logits_that_are_not_finite_are_noticed(tiny, prompt, tmp_path):
     import shutil
     copy = tmp_path / "copy.waste"
     shutil.copytree(tiny, copy)
@@ -363,7 +393,7 @@ def test_weights_that_are_not_numbers_are_noticed(tiny, prompt, tmp_path):
         entry = model._manifest.trunk["model.norm.weight"]
     with open(copy / "trunk.bin", "r+b") as file:
         file.seek(entry.offset)
-        file.write(np.array([np.nan], "<f4").tobytes())
+        file.write(np.full(64, 3e38, "<f4").tobytes())          # NaN itself would be refused at open
     with Model.open(copy, context=160) as model, model.session() as session:
         with pytest.raises(warp_embed.NumericError):
             session.prefill(prompt)

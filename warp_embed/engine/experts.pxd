@@ -4,4 +4,4 @@ from warp_embed.engine.structs cimport FfnWeights, LayerWeights, Pass
 
 
 cdef void dense_layer(Pass *p, const FfnWeights *w, size_t inter) noexcept nogil
-cdef we_status moe_layer(Pass *p, const LayerWeights *w, int layer) noexcept nogil
+cdef we_status moe_layer(Pass *p, const LayerWeights *w, int layer, size_t *expert) noexcept nogil

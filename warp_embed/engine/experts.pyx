@@ -201,24 +201,32 @@ cdef void run_experts(Pass *p, size_t begin, size_t end) noexcept nogil:
     for_each(&p.linear, combine_columns, &args, c.X, rows * c.X)
 
 
-cdef we_status moe_layer(Pass *p, const LayerWeights *w, int layer) noexcept nogil:
-    """y = sum over chosen experts of weight W_down(silu(W_gate h) * W_up h), plus the shared experts."""
+cdef we_status moe_layer(Pass *p, const LayerWeights *w, int layer, size_t *expert) noexcept nogil:
+    """y = sum over chosen experts of weight W_down(silu(W_gate h) * W_up h), plus the shared experts.
+
+    *expert is the first expert that is still to do: 0 at the start. When the pass is stopped between two of them, the
+    sum so far is in s.y, and s.h, s.idx and s.weight are what the caller must bring back to go on."""
     cdef Scratch *s = p.s
     cdef const Config *c = p.c
-    cdef size_t begin = 0, end = 0
+    cdef size_t end = 0
     cdef we_status status
-    route(p, &w.moe)
+    if expert[0] == 0:
+        route(p, &w.moe)
+        memset(s.y, 0, p.n * c.X * sizeof(float))
     sort_pairs(p)
-    dense_layer(p, &w.moe.shared, c.shared_inter)
-    memcpy(s.shared_y, s.y, p.n * c.hidden * sizeof(float))
-    memset(s.y, 0, p.n * c.X * sizeof(float))
-    while begin < c.E:
-        status = fetch_experts(p, layer, begin, &end, p.max_pins)
+    while s.first[expert[0]] < s.first[c.E]:
+        status = fetch_experts(p, layer, expert[0], &end, p.max_pins)
         if status == WE_OK:
-            run_experts(p, begin, end)
+            run_experts(p, expert[0], end)
         p.store.unpin_all(p.cache)
         if status != WE_OK:
             return status
-        begin = end
-    p.linear.K.add(s.y, s.shared_y, p.n * c.hidden)
+        expert[0] = end
+        if s.first[end] < s.first[c.E]:
+            status = p.watch.look(&p.watch)
+            if status != WE_OK:
+                return status
+    memcpy(s.routed_y, s.y, p.n * c.hidden * sizeof(float))
+    dense_layer(p, &w.moe.shared, c.shared_inter)
+    p.linear.K.add(s.y, s.routed_y, p.n * c.hidden)
     return WE_OK

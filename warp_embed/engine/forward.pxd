@@ -26,7 +26,8 @@ cdef class State:
     cdef int parity                     # the half that is committed
     cdef readonly size_t position       # tokens committed
     cdef readonly size_t context        # most tokens it can hold
-    cdef readonly size_t paused_layer   # layer at which a token waits; 0: none waits
+    cdef readonly size_t paused_layer   # layer, and expert in it, at which a token waits; 0 and 0: none waits
+    cdef readonly size_t paused_expert
     cdef volatile int cancel_flag
     cdef int check(self, const int32_t[::1] ids, float[:, ::1] logits, double budget_s) except -1
     cdef int fail(self, Pass *p, we_status status) except -1

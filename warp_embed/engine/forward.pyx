@@ -18,18 +18,11 @@ from warp_embed.engine.experts cimport dense_layer, moe_layer
 from warp_embed.engine.layout cimport carve_scratch, carve_state, carve_weights, fill_config, free_blocks, reserve_blocks
 from warp_embed.engine.layout cimport share_blocks
 from warp_embed.engine.linear cimport for_each, product, set_acts
-from warp_embed.engine.structs cimport Config, LayerWeights, Pass
+from warp_embed.engine.structs cimport Config, LayerWeights, Pass, StateParts, Watch
 
 from warp_embed.errors import Cancelled, NumericError, SessionClosed
 
 cdef double SIGNAL_PERIOD_S = 0.02      # at most this often is the GIL taken to look for signals
-
-
-cdef struct Watch:                      # what may stop a pass between two layers
-    volatile int *cancel
-    double deadline_s                   # 0: none
-    double next_signals_s               # 0: not the main thread, never look
-    void *engine
 
 
 # ------------------------------------------------------------------- pass ----
@@ -62,23 +55,43 @@ cdef void norm(Pass *p, const float *weight, bint add) noexcept nogil:
     for_each(&p.linear, norm_tokens, &args, p.n, 4 * p.n * p.c.hidden)
 
 
-cdef we_status run_layer(Pass *p, State state, size_t layer) noexcept nogil:
-    """x += attention(rms(x)); x += feed_forward(rms(x))."""
+cdef we_status run_layer(Pass *p, State state, size_t layer, size_t *expert) noexcept nogil:
+    """x += attention(rms(x)); x += feed_forward(rms(x)). *expert > 0: go on inside the feed-forward half."""
     cdef const LayerWeights *w = &p.w.layers[layer]
     cdef we_status status = WE_OK
-    norm(p, w.input_norm, False)
-    if w.is_kda:
-        kda_layer(p, w, &state.parts.layers[layer])
+    if expert[0] > 0:
+        bring_back(p, &state.parts)
     else:
-        mla_layer(p, w, &state.parts.layers[layer])
-    norm(p, w.post_norm, True)
+        norm(p, w.input_norm, False)
+        if w.is_kda:
+            kda_layer(p, w, &state.parts.layers[layer])
+        else:
+            mla_layer(p, w, &state.parts.layers[layer])
+        norm(p, w.post_norm, True)
     if w.is_moe:
-        status = moe_layer(p, w, <int>layer)
+        status = moe_layer(p, w, <int>layer, expert)
     else:
         dense_layer(p, &w.ffn, p.c.dense_inter)
     if status == WE_OK:
         p.linear.K.add(p.x, p.s.y, p.n * p.c.hidden)
+    elif status == WE_E_PAUSED:
+        put_aside(p, &state.parts)
     return status
+
+
+cdef void put_aside(const Pass *p, StateParts *parts) noexcept nogil:
+    """Keep what a token needs to go on between two experts: another session may use the scratch meanwhile."""
+    memcpy(parts.h, p.s.h, p.c.hidden * sizeof(float))
+    memcpy(parts.y, p.s.y, p.c.X * sizeof(float))
+    memcpy(parts.idx, p.s.idx, p.c.k * sizeof(int32_t))
+    memcpy(parts.weight, p.s.weight, p.c.k * sizeof(float))
+
+
+cdef void bring_back(Pass *p, const StateParts *parts) noexcept nogil:
+    memcpy(p.s.h, parts.h, p.c.hidden * sizeof(float))
+    memcpy(p.s.y, parts.y, p.c.X * sizeof(float))
+    memcpy(p.s.idx, parts.idx, p.c.k * sizeof(int32_t))
+    memcpy(p.s.weight, parts.weight, p.c.k * sizeof(float))
 
 
 cdef we_status unembed(Pass *p, float *hidden, float *logits, size_t rows) noexcept nogil:
@@ -98,7 +111,7 @@ cdef inline bint is_finite(double x) noexcept nogil:
 
 
 cdef we_status look_up(Watch *watch) noexcept nogil:
-    """Between two layers: has anybody asked to stop?"""
+    """Between two layers or experts: has anybody asked to stop?"""
     cdef double now
     if watch.cancel[0]:
         return WE_E_CANCELLED
@@ -122,21 +135,21 @@ cdef bint signals_are_quiet(void *engine) noexcept with gil:
 
 
 cdef we_status forward(Pass *p, State state, const int32_t *ids, float *logits, size_t rows, size_t *layer,
-                       Watch *watch) noexcept nogil:
-    """Layers *layer and on, then the logits. After WE_E_PAUSED, *layer is the one to go on with."""
+                       size_t *expert) noexcept nogil:
+    """Layers *layer and on, then the logits. After WE_E_PAUSED, *layer and *expert are what to go on with."""
     cdef we_status status
-    cdef size_t started = layer[0]
-    if started == 0:
+    cdef bint began = False                 # a budget of nothing still does something: every call gets further
+    if layer[0] == 0 and expert[0] == 0:
         embed_tokens(p, ids)
     while layer[0] < p.c.n_layers:
-        status = look_up(watch)
-        if status == WE_E_PAUSED and layer[0] == started:
-            status = WE_OK              # a budget of nothing still does one layer: every call gets further
-        if status == WE_OK:
-            status = run_layer(p, state, layer[0])
+        status = look_up(&p.watch)
+        if status == WE_OK or (status == WE_E_PAUSED and not began):
+            status = run_layer(p, state, layer[0], expert)
         if status != WE_OK:
             return status
+        began = True
         layer[0] += 1
+        expert[0] = 0
     return unembed(p, state.parts.hidden[1 - p.parity], logits, rows)
 
 
@@ -276,9 +289,14 @@ cdef class State:
         """Ask the running pass to stop at the next layer (any thread), or forget that it was asked."""
         self.cancel_flag = yes
 
+    @property
+    def cancelled(self):
+        """Whether cancel was called since the flag was last cleared."""
+        return self.cancel_flag != 0
+
     def drop(self):
         """Forget a paused token."""
-        self.paused_layer = 0
+        self.paused_layer = self.paused_expert = 0
 
     def advance(self, const int32_t[::1] ids, float[:, ::1] logits=None, *, bint signals=False, double budget_s=0,
                 int32_t[:, :, ::1] trace_idx=None, float[:, :, ::1] trace_weight=None,
@@ -295,7 +313,7 @@ cdef class State:
         signals : bool
             Look for Python signals between layers (main thread only).
         budget_s : float
-            0: no limit; otherwise pause between layers once so many seconds have passed (n = 1).
+            0: no limit; otherwise pause between layers or experts once so many seconds have passed (n = 1).
         trace_idx, trace_weight : arrays, shape (MoE layers, n, top_k), optional
             Receive what the router chose; trace_logits, (MoE layers, n, experts), what it chose from.
         forced_idx, forced_weight : arrays, shape (MoE layers, n, top_k), optional
@@ -314,9 +332,9 @@ cdef class State:
         """
         cdef Engine e = self.engine
         cdef Pass p
-        cdef Watch watch
         cdef we_status status
-        cdef size_t layer = self.paused_layer, n = ids.shape[0], rows = 0 if logits is None else logits.shape[0]
+        cdef size_t layer = self.paused_layer, expert = self.paused_expert
+        cdef size_t n = ids.shape[0], rows = 0 if logits is None else logits.shape[0]
         cdef float *out = &logits[0, 0] if rows > 0 else NULL
         if e.pool == NULL:
             raise SessionClosed("the model was closed; open it again")
@@ -330,19 +348,23 @@ cdef class State:
             p.trace_logits = &trace_logits[0, 0, 0]
         if forced_idx is not None:
             p.forced_idx, p.forced_weight = &forced_idx[0, 0, 0], &forced_weight[0, 0, 0]
-        watch.cancel = &self.cancel_flag
-        watch.deadline_s = pool_api().now_s() + budget_s if budget_s > 0 else 0
-        watch.next_signals_s = pool_api().now_s() + SIGNAL_PERIOD_S if signals else 0
-        watch.engine = <void *>e
+        p.watch.cancel = &self.cancel_flag
+        p.watch.next_signals_s = pool_api().now_s() + SIGNAL_PERIOD_S if signals else 0
+        p.watch.engine = <void *>e
+        p.watch.look = look_up
+        if budget_s > 0:
+            p.watch.deadline_s = pool_api().now_s() + budget_s
+            p.max_pins = 1                  # one expert after another, so that it can stop between them
         with nogil:
-            status = forward(&p, self, &ids[0], out, rows, &layer, &watch)
-        self.paused_layer = layer if status == WE_E_PAUSED else 0
+            status = forward(&p, self, &ids[0], out, rows, &layer, &expert)
+        self.drop()
+        if status == WE_E_PAUSED:
+            self.paused_layer, self.paused_expert = layer, expert
+            return False
         if status == WE_OK:
             self.position += n
             self.parity = 1 - self.parity
             return True
-        if status == WE_E_PAUSED:
-            return False
         self.fail(&p, status)
 
     cdef int check(self, const int32_t[::1] ids, float[:, ::1] logits, double budget_s) except -1:
@@ -357,7 +379,7 @@ cdef class State:
                 raise ValueError(f"token id {ids[i]} is outside the vocabulary of {e.c.vocab}")
         if logits is not None and (<size_t>logits.shape[0] > n or <size_t>logits.shape[1] != e.c.vocab):
             raise ValueError(f"logits must be (at most {n}, {e.c.vocab})")
-        if (budget_s > 0 or self.paused_layer > 0) and n != 1:
+        if (budget_s > 0 or self.paused_layer > 0 or self.paused_expert > 0) and n != 1:
             raise ValueError("only a single token can be paused")
         return 0
 
@@ -401,7 +423,7 @@ cdef class State:
             raise ValueError(f"position {position} is not behind {self.position}, or the half has another shape")
         self.set_half(half)
         self.position = position
-        self.paused_layer = 0
+        self.drop()
 
     cdef float[::1] half(self):
         return <float[:self.parts.half_floats]>(<float *>self.arena.data + self.parity * self.parts.half_floats)

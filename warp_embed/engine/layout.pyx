@@ -120,7 +120,7 @@ cdef void carve_feed_forward(const Config *c, Scratch *s, Carver *k) noexcept no
     take_acts(k, &s.inner_acts, n, inter, 1)
     if c.E == 0:
         return
-    s.shared_y = take_floats(k, n * c.hidden)
+    s.routed_y = take_floats(k, n * c.hidden)
     s.router_logits = take_floats(k, n * c.E)
     s.router_work = take_floats(k, c.threads * c.E)
     s.idx = <int32_t *>take(k, n * c.k * sizeof(int32_t))
@@ -273,23 +273,31 @@ cdef size_t carve_state(const Config *c, config, StateParts *s, char *base) exce
     """Lay out both halves of a state, one behind the other, then what exists once; the bytes. The tables of layers and
     latent blocks are allocated when there is a base; free_blocks frees them."""
     cdef size_t half = state_half(c, config, NULL, 0, NULL), i, tiles = (c.context + WE_LATENT_TILE - 1) // WE_LATENT_TILE
+    cdef StateParts unused
+    cdef StateParts *parts = s if base != NULL else &unused
+    cdef Carver k
     cdef int parity
+    k.base, k.used = base, 2 * half
+    parts.x = take_floats(&k, c.hidden)
+    parts.h = take_floats(&k, c.hidden)
+    parts.y = take_floats(&k, max(c.hidden, c.X))
+    parts.idx = <int32_t *>take(&k, c.k * sizeof(int32_t))
+    parts.weight = take_floats(&k, c.k)
     if base == NULL:
-        return 2 * half + hidden_bytes(c)
-    s.layers = <LayerState *>calloc(c.n_layers, sizeof(LayerState))
-    if s.layers == NULL:
+        return k.used
+    parts.half_floats = half // sizeof(float)
+    parts.layers = <LayerState *>calloc(c.n_layers, sizeof(LayerState))
+    if parts.layers == NULL:
         raise MemoryError("no memory for a session's layer table")
     for i in range(c.n_layers):
         if not config.is_kda(i):
-            s.layers[i].blocks = <void **>calloc(tiles, sizeof(void *))
-            if s.layers[i].blocks == NULL:
+            parts.layers[i].blocks = <void **>calloc(tiles, sizeof(void *))
+            if parts.layers[i].blocks == NULL:
                 raise MemoryError("no memory for a session's latent table")
     for parity in range(2):
-        state_half(c, config, s.layers, parity, base + parity * half)
-        s.hidden[parity] = <float *>(base + (parity + 1) * half - hidden_bytes(c))
-    s.x = <float *>(base + 2 * half)
-    s.half_floats = half // sizeof(float)
-    return 2 * half + hidden_bytes(c)
+        state_half(c, config, parts.layers, parity, base + parity * half)
+        parts.hidden[parity] = <float *>(base + (parity + 1) * half - hidden_bytes(c))
+    return k.used
 
 
 cdef size_t hidden_bytes(const Config *c) noexcept:

@@ -3,7 +3,7 @@ C = H D, K taps, nh heads of MLA, r latent, I and X inner and outer width of an 
 from libc.stdint cimport int32_t
 
 from warp_embed._kernels cimport we_acts, we_kernels, we_kv, we_matrix, we_pool, we_pool_api, we_router
-from warp_embed._kernels cimport we_fault
+from warp_embed._kernels cimport we_fault, we_status
 from warp_embed._store cimport we_cache, we_record_layout, we_store_api
 
 
@@ -90,6 +90,10 @@ cdef struct StateParts:                 # one conversation
     LayerState *layers                  # [n_layers]
     float *hidden[2]                    # [hidden] last normed vector, by parity; logits are recomputed from it
     float *x                            # [hidden] residual stream of a token that was paused
+    float *h                            # [hidden] of one paused between two experts: normed input, sum so far, route
+    float *y                            # [max(hidden, X)]
+    int32_t *idx                        # [k]
+    float *weight                       # [k]
     size_t half_floats                  # a half: S and tail of every KDA layer, then hidden
 
 
@@ -120,7 +124,7 @@ cdef struct Scratch:                    # one per model; a pass at a time
     float *o                            # [n][max(C, nh v)]
     we_acts o_acts
     # feed-forward
-    float *shared_y                     # [n][hidden] the shared experts' result
+    float *routed_y                     # [n][hidden] the routed experts' sum
     float *inner_gate                   # [n][inter]
     float *inner_up                     # [n][inter]
     we_acts inner_acts
@@ -161,6 +165,14 @@ cdef struct Linear:                     # products that may run at the same time
     size_t work                         # multiply-adds of all jobs
 
 
+cdef struct Watch:                      # what may stop a pass between two layers or experts
+    volatile int *cancel
+    double deadline_s                   # 0: none
+    double next_signals_s               # 0: not the main thread, never look
+    void *engine
+    we_status (*look)(Watch *watch) noexcept nogil
+
+
 cdef struct Pass:                       # n tokens on their way through the layers
     const Config *c
     const Weights *w
@@ -168,7 +180,7 @@ cdef struct Pass:                       # n tokens on their way through the laye
     Linear linear
     const we_store_api *store
     we_cache *cache
-    size_t max_pins                     # slots of the cache
+    size_t max_pins                     # experts in use at a time: slots of the cache, or 1 to stop between them
     const we_record_layout *layout
     const float *books                  # [n_layers][3][book_stride] or NULL
     size_t book_stride
@@ -180,4 +192,5 @@ cdef struct Pass:                       # n tokens on their way through the laye
     float *trace_logits                 # [MoE layers][n][E]
     const int32_t *forced_idx           # [MoE layers][n][k] to obey instead, or NULL
     const float *forced_weight
+    Watch watch
     we_fault fault

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from warp_embed import _kernels
-from warp_embed.errors import ContextFull, SessionBusy, SessionClosed, StateError
+from warp_embed.errors import Cancelled, ContextFull, SessionBusy, SessionClosed, StateError
 from warp_embed.runtime import statefile
 from warp_embed.runtime.checkpoints import INTERVAL, Checkpoint, Checkpoints
 from warp_embed.runtime.sampling import Sampling, choose
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from warp_embed.engine.forward import State
     from warp_embed.runtime.model import Model
     from warp_embed.testing import Recorder
+
+CANCEL_PERIOD_S = 0.02
 
 
 class SessionCore:
@@ -42,6 +44,7 @@ class SessionCore:
         self._pending: Token | None = None          # chosen, but its evaluation was paused
         self._checkpoints = Checkpoints(model.plan.checkpoints)
         self._recorder: Recorder | None = None      # warp_embed.testing
+        self.busy_timeout_s = 0.0
 
     @property
     def position(self) -> int:
@@ -57,7 +60,8 @@ class SessionCore:
     def _use(self) -> Iterator[State]:
         """The state, for one caller."""
         self.model._check()
-        if not self._busy.acquire(blocking=False):
+        patience = self.busy_timeout_s
+        if not (self._busy.acquire(timeout=patience) if patience > 0 else self._busy.acquire(blocking=False)):
             raise SessionBusy("another thread is using this session; give each thread its own, or wait for it")
         self._owner = threading.get_ident()
         try:
@@ -117,7 +121,7 @@ class SessionCore:
         """One pass under the model's lock. True: committed."""
         extra = {} if self._recorder is None else self._recorder.arrays(self.position, len(ids))
         main = threading.current_thread() is threading.main_thread()
-        with self.model._lock:
+        with self._turn(state):
             done = state.advance(ids, logits, signals=main, budget_s=budget_s, **extra)
         if done:
             self._tokens.extend(ids.tolist())
@@ -144,6 +148,19 @@ class SessionCore:
             return Token(token, "", math.nan)
         logits = self._current_logits()
         return Token(token, "", float(logits[token]) - _kernels.log_sum_exp(logits))
+
+    @contextlib.contextmanager
+    def _turn(self, state: State) -> Iterator[None]:
+        """The model's lock; a cancel is noticed while another session has it."""
+        lock = self.model._lock
+        if not lock.acquire(blocking=False):
+            while not lock.acquire(timeout=CANCEL_PERIOD_S):
+                if state.cancelled:
+                    raise Cancelled("cancelled while another session was at work", position=self.position)
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _evaluate(self, state: State, token: Token, budget_s: float | None) -> Token | None:
         """Evaluate one token, or a part of it; what it cost so far is in its stats."""

@@ -35,6 +35,8 @@ class Session(SessionCore):
     Attributes
     ----------
     model : Model
+    busy_timeout_s : float
+        How long a call waits for another thread that is using the session before it raises SessionBusy; 0 at first.
     """
 
     # ---- what it holds ----
@@ -101,7 +103,8 @@ class Session(SessionCore):
         token : int, optional
             Evaluate this id instead of choosing; also possible at position 0.
         budget_s : float, optional
-            Seconds after which the evaluation pauses between two layers. Call again to go on with the same token.
+            Seconds after which the evaluation pauses between two layers or experts. Call again, or :meth:`poll`, to go
+            on with the same token.
 
         Returns
         -------
@@ -125,6 +128,16 @@ class Session(SessionCore):
         with self._use() as state:
             state.cancel(False)
             return self._evaluate(state, self._next(sampling or GREEDY, token), budget_s)
+
+    def poll(self, budget_s: float = 0.0) -> Token | None:
+        """Go on with a pending token for `budget_s` seconds; the Token when it is evaluated.
+
+        None: it is still pending, or none is. Unlike :meth:`step` it never begins a token.
+        """
+        if not budget_s >= 0:
+            raise ValueError(f"budget_s={budget_s!r} is not a time")
+        with self._use() as state:
+            return None if self._pending is None else self._evaluate(state, self._pending, budget_s)
 
     def generate(self, prompt: str | Sequence[int] | None = None, *, max_tokens: int | None = None,
                  sampling: Sampling | None = None, stop: str | Sequence[str] = ()) -> Iterator[Token]:
