@@ -23,7 +23,6 @@ cdef extern from "warp_embed/pool.h" nogil:
     double we_now_s()
 
 # ------------------------------------------------------------------ tables ----
-
 cdef we_pool_api POOL
 POOL.create = we_pool_create
 POOL.run = we_pool_run
@@ -58,6 +57,10 @@ def force(name):
     if we_kernels_force(isa) != 0:
         raise ValueError(f"kernel level {name!r} does not run here; available: {', '.join(levels())}")
 
+def table_address():
+    """Address of the table in use, a `const we_kernels *` that stays valid: for programs that time the kernels in C."""
+    return <uintptr_t>we_kernels_active()
+
 if os.environ.get("WARP_EMBED_ISA"):
     try:
         force(os.environ["WARP_EMBED_ISA"])
@@ -65,7 +68,6 @@ if os.environ.get("WARP_EMBED_ISA"):
         raise ValueError(f"WARP_EMBED_ISA: {error}") from None
 
 # --------------------------------------------------------------- arguments ----
-
 cdef inline size_t address(a) except? 0:
     return <uintptr_t>a.ctypes.data
 
@@ -91,7 +93,6 @@ def _rows(row0, row1, rows):
     return row0, row1
 
 # ----------------------------------------------------------------- numbers ----
-
 ctypedef void (*Widen)(float *y, const uint16_t *x, size_t n) noexcept nogil
 ctypedef void (*Narrow)(uint16_t *y, const float *x, size_t n) noexcept nogil
 ctypedef void (*Unary)(float *y, const float *x, size_t n) noexcept nogil
@@ -149,7 +150,6 @@ def sigmoid(x):
     return in_place(we_kernels_active().sigmoid, x)
 
 # ---------------------------------------------------------------- encoders ----
-
 cdef object encode_groups(x, size_t group, bint nibbles):
     a = _f32(x, 2)
     if group < 1 or (nibbles and group % 2):
@@ -198,17 +198,18 @@ def vq_encode(x, books, residual=False):
     return (index, left) if residual else index
 
 # ------------------------------------------------------------- linear maps ----
-
 cdef class Activations:
     """Inputs of a matmul [n][cols], with their integers if group is not 0."""
     cdef we_acts acts
     cdef readonly object x, q, q_halves, scale, bias
+    cdef readonly size_t address        # of the we_acts
 
     def __init__(self, x, size_t group=0):
         self.x = _f32(x, 2)
         cdef size_t n = self.x.shape[0], cols = self.x.shape[1], n_groups = 0
         if group not in (0, 32, 64, 128):
             raise ValueError("group must be 0, 32, 64 or 128")
+        self.address = <uintptr_t>&self.acts
         self.acts.x = floats(self.x)
         self.acts.x_stride = cols
         self.acts.group = group
@@ -256,6 +257,7 @@ cdef class Matrix:
     """
     cdef we_matrix w
     cdef object keep
+    cdef readonly size_t address        # of the we_matrix
 
     def __init__(self, int encoding, size_t rows, size_t cols, payload, scales=None, size_t group=0, books=None,
                  size_t vec_dim=8, size_t stages=0):
@@ -274,6 +276,7 @@ cdef class Matrix:
             expected = (stages, 64 if encoding == WE_VQ4P else 256, vec_dim)
             books = _shaped(books, expected, "books")
         self.keep = (payload, scales, books)
+        self.address = <uintptr_t>&self.w
         self.w.encoding, self.w.rows, self.w.cols = encoding, rows, cols
         self.w.group, self.w.row_bytes = group, row_bytes
         self.w.payload = <const void *>address(payload)
@@ -321,7 +324,6 @@ cdef class Matrix:
         return y
 
 # --------------------------------------------------- elementwise and norms ----
-
 def _copy(x):
     return np.array(x, dtype=np.float32, order="C", ndmin=1)
 
@@ -367,7 +369,6 @@ def l2_norm(x, float scale=1.0):
     return x
 
 # --------------------------------------------------------------------- KDA ----
-
 def short_conv(u, taps, tail, size_t c0=0, c1=None):
     """Causal convolution and SiLU of u [n][C] with taps [K][C] after tail [K - 1][C]: (y, new tail).
 
@@ -413,7 +414,6 @@ def kda(S, q, k, v, decay, beta):
     return after, o
 
 # --------------------------------------------------------------------- MLA ----
-
 _KV = {"f32": WE_KV_F32, "f16": WE_KV_F16, "q8": WE_KV_Q8}
 
 def latent_bytes(size_t r, size_t rope, kv):
@@ -470,7 +470,6 @@ def mla(q, latents, size_t r, size_t position, float scale, kv, size_t head_begi
     return o
 
 # ------------------------------------------------------- router and logits ----
-
 def route(logits, top_k, bias=None, groups=1, top_groups=1, renormalize=True, float scaling=1.0):
     """Experts of one token: (ids int32 [top_k] ascending, weights float32 [top_k])."""
     logits = _f32(logits, 1, "logits")
