@@ -1,0 +1,24 @@
+"""python -m benchmarks kernels|model."""
+import argparse
+import sys
+
+from benchmarks import kernels, model
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure warp_embed on this machine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for module in (kernels, model):
+        module.add_parser(commands)
+    arguments = parser.parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except (ValueError, OSError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The benchmarks run and report what they promise. Times are never judged: a test machine is busy."""
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from warp_embed import Model, _kernels
+from warp_embed.convert.verify import verify
+from warp_embed.runtime.manifest import Manifest
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))       # last: an installed warp_embed comes first
+from benchmarks import blocks, limits, matrices, native, random_model, timing  # noqa: E402
+from benchmarks.__main__ import main  # noqa: E402
+from benchmarks.shapes import KIMI, SHAPES, TINY  # noqa: E402
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+
+
+@pytest.fixture
+def report(tmp_path):
+    """Run a command; the document it wrote."""
+    def run(*arguments):
+        path = tmp_path / "report.json"
+        assert main([*arguments, "--json", str(path)]) == 0
+        return json.loads(path.read_text())
+    return run
+
+
+@needs_compiler
+def test_kernels_reports_every_operation_with_its_limits(report, capsys):
+    document = report("kernels", "--models", "tiny", "--seconds", "0.1", "--memory", "1", "--tokens", "1", "16",
+                      "--positions", "130", "--threads", "2")
+    rows = document["rows"]
+    assert {row["op"] for row in rows} >= {"matmul", "kda step", "kda prefill", "mla decode", "short conv", "quantize",
+                                           "route", "vq_encode", "exp", "sigmoid", "decay_softplus", "rms_norm"}
+    assert all(row["us"] > 0 and math.isfinite(row["us"]) and row["samples"] >= 5 for row in rows)
+    single = [row for row in rows if row["op"] == "matmul" and row["where"] == "memory" and row["tokens"] == 1]
+    assert {row["threads"] for row in single} == {1, 2}
+    assert all(0 < row["of bytes"] for row in single)
+    ratios = [row for row in rows if row.get("encoding") == "Q4G" and row["where"] == "cache" and "x baseline" in row]
+    assert ratios and all(row["x baseline"] > 0 for row in ratios)
+    assert {limit["limit"] for limit in document["limits"]} >= {"read", "copy"}
+    printed = capsys.readouterr().out
+    assert "GB/s" in printed and "of bytes" in printed
+
+
+@needs_compiler
+@pytest.mark.parametrize("level", _kernels.levels())
+def test_a_level_can_be_chosen(report, level):
+    rows = report("kernels", "matmul Q8G*", "--models", "tiny", "--seconds", "0.1", "--memory", "1", "--levels", level,
+                  "--tokens", "1")["rows"]
+    assert {row["level"] for row in rows} == {level}
+    assert _kernels.active() == _kernels.levels()[-1]
+
+
+def test_an_unknown_level_or_encoding_is_an_error_of_one_line(capsys):
+    assert main(["kernels", "--levels", "abacus"]) == 2
+    assert main(["kernels", "--encodings", "Q5"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_a_missing_compiler_is_named(monkeypatch, capsys):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    with pytest.raises(ValueError, match="need a C compiler"):
+        native.build()
+
+
+@needs_compiler
+def test_baselines_compute_the_same_product():
+    for encoding, name, extra in (("Q4G", "loop_q4_float", ()),
+                                  ("VQ3R", "loop_vq_tables", (np.empty(16 * 3 * 256, np.float32),))):
+        weights = matrices.Weights(encoding, 72, 256)
+        x, y = np.random.default_rng(0).standard_normal((2, 256), np.float32), np.empty((2, 72), np.float32)
+        native.call(name, weights.addresses, 1, 0, 1, x, 2, 0, 72, y, *extra)
+        expected = x @ weights.matrices[0].decode().T
+        assert np.abs(y - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@needs_compiler
+def test_loops_run_the_kernels_they_name():
+    """What is timed is what the engine would compute."""
+    table = list(native.tables().values())[-1]
+    weights = matrices.Weights("Q8G", 64, 256)
+    x, y = np.random.default_rng(0).standard_normal((3, 256), np.float32), np.empty((3, 64), np.float32)
+    activations = _kernels.Activations(x, 128)
+    native.call("loop_matmul", table, weights.addresses, 1, 0, 2, activations.address, 3, 0, 64, 64, y)
+    assert np.array_equal(y, weights.matrices[0].matmul(x))
+    inputs = blocks.KdaInputs(5, 2, 16, 24)
+    states, again = np.zeros((1, 2, 2, 16, 24), np.float32), np.zeros((1, 2, 2, 16, 24), np.float32)
+    native.call("loop_kda", table, states, 1, 0, 1, *inputs.pointers, 5, 2, 0, 2, 16, 24)
+    whole = inputs.o.copy()
+    native.call("loop_kda_steps", table, again, 1, *inputs.pointers, 5, 2, 16, 24)
+    assert np.array_equal(whole, inputs.o) and np.array_equal(states[0, 1], again[0, 1])
+
+
+@needs_compiler
+def test_limits_are_those_of_the_level():
+    levels = ["reference", "avx2", "avx512", "avx512vnni"]
+    assert limits.peaks("reference", levels) == limits.peaks("avx2", levels) == ("fma_256", "madd_256")
+    assert limits.peaks("avx512vnni", levels)[1] == "dpwssd_512" and limits.peaks("neon", ["neon"])[0] == "fma_128"
+    case = limits.read_case(2, 4, 1 << 20)
+    timing.measure([case], 0, sample_s=0.001, rounds=2)
+    assert len(case.samples) >= 2 and case.nbytes == 1 << 20
+
+
+def test_a_thread_that_shares_a_case_does_every_repetition():
+    seen = [[], []]
+    case = timing.Case({}, [lambda first, n, i=i: seen[i].extend(range(first, first + n)) for i in range(2)])
+    with timing.Team(2) as team:
+        team.run(case, 3)
+        team.run(case, 2)
+    assert seen[0] == seen[1] == [0, 1, 2, 3, 4]
+
+
+@needs_compiler
+def test_model_reports_tokens_per_second(report, tmp_path, capsys):
+    document = report("model", "q4", "vq3", "--shape", "tiny", "--prompt", "24", "--decode", "2", "--rounds", "1",
+                      "--threads", "1", "2", "--chunks", "8", "24", "--memory", "1", "--folder", str(tmp_path))
+    rows = document["rows"]
+    assert [(row["encoding"], row["threads"], row["chunk"]) for row in rows] == [
+        (name, threads, chunk) for name in ("q4", "vq3") for threads in (1, 2) for chunk in (8, 24)]
+    for row in rows:
+        assert row["decode tok/s"] > 0 and row["prefill tok/s"] > 0 and row["of bytes"] > 0 and row["resident"]
+    assert "decode tok/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("trunk, experts", [("q4", "q4"), ("q8", "q8"), ("q4", "vq3"), ("q4", "vq2"), ("q4", "vq4p"),
+                                            ("bf16", "bf16"), ("f32", "f32")])
+def test_random_models_are_sound_and_give_finite_logits(tmp_path, trunk, experts):
+    path = random_model.make(tmp_path, "tiny", TINY, trunk, experts)
+    assert random_model.make(tmp_path, "tiny", TINY, trunk, experts) == path
+    verify(path)
+    with Model.open(path, context=16, threads=1) as model, model.session() as session:
+        logits = session.prefill([1, 2, 3])
+    assert np.isfinite(logits).all() and 0.01 < logits.std() < 100
+
+
+def test_the_kimi_shape_has_the_weights_that_the_comparison_names():
+    config = random_model.ModelConfig.parse(KIMI)
+    assert round(random_model.token_weights(config) / 1e9, 2) == 0.88
+    assert set(SHAPES) >= {"kimi", "k3"}
+
+
+def test_token_bytes_count_one_row_of_the_embedding(tmp_path):
+    manifest = Manifest.read(random_model.make(tmp_path, "tiny", TINY, "f32", "f32"))
+    config = manifest.config
+    f32 = sum(entry.payload_bytes for entry in manifest.text_entries())
+    expected = f32 - 4 * config.hidden * (config.vocab - 1)
+    expected += len(config.moe_layers) * config.top_k * 12 * config.hidden * config.moe_inter
+    assert abs(random_model.token_bytes(manifest) - expected) < 64 * 100
