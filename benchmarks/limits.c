@@ -72,15 +72,15 @@ size_t limit_madd_256(size_t rounds, float *out)
 {
     __m256i sum[MADD_CHAINS], a = _mm256_set1_epi16(3), b = _mm256_set1_epi16(5);
     for (int i = 0; i < MADD_CHAINS; i++) sum[i] = _mm256_set1_epi32(i);
-    for (size_t r = 0; r < rounds; r++) {
-        for (int i = 0; i < MADD_CHAINS; i++) {
-            OPAQUE(a);
-            sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(a, b));
-        }
-    }
+    for (size_t r = 0; r < rounds; r++)
+        for (int turn = 0; turn < 4; turn++)
+            for (int i = 0; i < MADD_CHAINS; i++) {
+                OPAQUE(a);
+                sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(a, b));
+            }
     for (int i = 1; i < MADD_CHAINS; i++) sum[0] = _mm256_add_epi32(sum[0], sum[i]);
     _mm256_storeu_ps(out, _mm256_castsi256_ps(sum[0]));
-    return 16 * MADD_CHAINS;
+    return 4 * 16 * MADD_CHAINS;
 }
 WE_TARGET_POP
 
@@ -103,15 +103,15 @@ size_t limit_madd_512(size_t rounds, float *out)
 {
     __m512i sum[MADD_CHAINS], a = _mm512_set1_epi16(3), b = _mm512_set1_epi16(5);
     for (int i = 0; i < MADD_CHAINS; i++) sum[i] = _mm512_set1_epi32(i);
-    for (size_t r = 0; r < rounds; r++) {
-        for (int i = 0; i < MADD_CHAINS; i++) {
-            OPAQUE(a);
-            sum[i] = _mm512_add_epi32(sum[i], _mm512_madd_epi16(a, b));
-        }
-    }
+    for (size_t r = 0; r < rounds; r++)
+        for (int turn = 0; turn < 4; turn++)
+            for (int i = 0; i < MADD_CHAINS; i++) {
+                OPAQUE(a);
+                sum[i] = _mm512_add_epi32(sum[i], _mm512_madd_epi16(a, b));
+            }
     for (int i = 1; i < MADD_CHAINS; i++) sum[0] = _mm512_add_epi32(sum[0], sum[i]);
     _mm512_storeu_ps(out, _mm512_castsi512_ps(sum[0]));
-    return 32 * MADD_CHAINS;
+    return 4 * 32 * MADD_CHAINS;
 }
 WE_TARGET_POP
 
