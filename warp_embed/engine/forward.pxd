@@ -33,4 +33,3 @@ cdef class State:
     cdef int fail(self, Pass *p, we_status status) except -1
     cdef float[::1] half(self)
     cdef void set_half(self, const float[::1] half) noexcept
-    cdef char *latent(self, size_t layer, size_t position) noexcept

@@ -18,7 +18,7 @@ from warp_embed.engine.experts cimport dense_layer, moe_layer
 from warp_embed.engine.layout cimport carve_scratch, carve_state, carve_weights, fill_config, free_blocks, reserve_blocks
 from warp_embed.engine.layout cimport share_blocks
 from warp_embed.engine.linear cimport for_each, product, set_acts
-from warp_embed.engine.structs cimport Config, LayerWeights, Pass, StateParts, Watch
+from warp_embed.engine.structs cimport Config, LayerState, LayerWeights, Pass, StateParts, Watch
 
 from warp_embed.errors import Cancelled, NumericError, SessionClosed
 
@@ -261,6 +261,10 @@ def checkpoint_bytes(config):
 
 # ------------------------------------------------------------------ state ----
 
+cdef char *latent(const LayerState *layer, size_t position, size_t row) noexcept nogil:
+    return <char *>layer.blocks[position // WE_LATENT_TILE] + position % WE_LATENT_TILE * row
+
+
 cdef void copy_floats(float *to, const float *source, size_t n) noexcept:
     """A state may have hundreds of megabytes: other Python threads run meanwhile."""
     with nogil:
@@ -431,11 +435,6 @@ cdef class State:
     cdef void set_half(self, const float[::1] half) noexcept:
         copy_floats(&self.half()[0], &half[0], self.parts.half_floats)
 
-    cdef char *latent(self, size_t layer, size_t position) noexcept:
-        cdef Config *c = &self.engine.c
-        cdef char *block = <char *>self.parts.layers[layer].blocks[position // WE_LATENT_TILE]
-        return block + position % WE_LATENT_TILE * we_latent_bytes(c.r, c.rope, c.kv)
-
     def arena_half(self):
         """float32 copy of the committed half: for every KDA layer S [H][D][D] and tail [K - 1][3 C], then hidden."""
         cdef float[::1] out
@@ -454,8 +453,9 @@ cdef class State:
         result = np.empty((self.position, row), np.uint8)
         if self.position > 0:
             out = result
-            for t in range(self.position):
-                memcpy(&out[t, 0], self.latent(layer, t), row)
+            with nogil:
+                for t in range(out.shape[0]):
+                    memcpy(&out[t, 0], latent(&self.parts.layers[layer], t, row), row)
         return result
 
     def load(self, size_t position, const float[::1] half not None, dict latents not None):
@@ -472,8 +472,9 @@ cdef class State:
             rows = latents[layer]
             if <size_t>rows.shape[0] != position or <size_t>rows.shape[1] != row:
                 raise ValueError(f"the latents of layer {layer} have another shape")
-            for t in range(position):
-                memcpy(self.latent(layer, t), &rows[t, 0], row)
+            with nogil:
+                for t in range(position):
+                    memcpy(latent(&self.parts.layers[layer], t, row), &rows[t, 0], row)
         self.set_half(half)
         self.position = position
 
