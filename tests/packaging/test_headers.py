@@ -9,7 +9,8 @@ import pytest
 
 import warp_embed
 
-NAMES = ["cache", "cpu", "kernels", "platform", "pool", "record", "status", "target"]
+SOURCE = Path(__file__).resolve().parents[2] / "include" / "warp_embed"
+NAMES = sorted(path.stem for path in SOURCE.glob("*.h"))
 PROGRAM = """
 #include "warp_embed/kernels.h"
 #include "warp_embed/cache.h"
