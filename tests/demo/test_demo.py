@@ -1,4 +1,6 @@
 """The model in the package answers what it was never asked in these words, and is the model that was trained."""
+import itertools
+import json
 import os
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from warp_embed.convert import convert, verify
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "tools" / "demo" / "checkpoint"
 sys.path.insert(0, str(ROOT / "tools" / "demo"))
+import corpus  # noqa: E402
 import evaluate  # noqa: E402
 
 
@@ -43,3 +46,13 @@ def test_unpatched_transformers_gives_the_same_logits(tmp_path, experts):
         for token, want in zip(arrays["gen_ids"], arrays["gen_logits"], strict=True):
             assert np.abs(session.logits - want).max() < 1e-4
             assert session.step().id == token
+
+
+def test_held_out_wordings_are_not_in_the_training_text():
+    """Neither the questions nor the same words in another case or punctuation."""
+    questions = json.loads(evaluate.QUESTIONS.read_text(encoding="utf-8"))
+    assert questions == corpus.all_held_out()
+    asked = {corpus.wording(item["messages"][-1]["content"]) for item in questions}
+    seen = {corpus.wording(message["content"]) for messages in itertools.islice(corpus.training(seed=0), 50_000)
+            for message in messages if message["role"] == "user"}
+    assert len(seen) > 10_000 and not asked & seen, sorted(asked & seen)[:10]
