@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import psutil
 
-from benchmarks import random_model, report
+from benchmarks import phases, random_model, report
 from benchmarks.limits import READ_BYTES, cores, limit_cases, peaks
 from benchmarks.native import ROOT, machine
 from benchmarks.shapes import SHAPES
@@ -35,6 +35,7 @@ def add_parser(commands):
     parser.add_argument("--decode", type=int, default=16, metavar="N", help="tokens of a decode sample (default 16)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="samples of everything (default 3)")
     parser.add_argument("--seconds", type=float, default=0, metavar="S", help="more rounds until so long has passed")
+    parser.add_argument("--phases", action="store_true", help="also the time of each part of a token, by differences")
     parser.add_argument("--folder", default=str(ROOT / "build" / "benchmarks"), help="where models are kept")
     parser.add_argument("--memory", type=int, default=READ_BYTES >> 20, metavar="MiB",
                         help="that the read limit passes over (default %(default)s)")
@@ -50,7 +51,7 @@ class Subject:
     def __init__(self, arguments, name, path, threads, chunk):
         manifest = Manifest.read(path)
         self.name, self.threads = name, threads
-        self.prompt = np.random.default_rng(0).integers(0, manifest.config.vocab, arguments.prompt)
+        self.prompt = np.random.default_rng(0).integers(0, min(manifest.config.vocab, phases.SMALL), arguments.prompt)
         context = arguments.prompt + 8 + 4 * arguments.decode
         plan = make_plan(manifest, memory="auto", context=context, kv=arguments.kv, threads=threads)
         self.model = Model(manifest, replace(plan, chunk=min(chunk, context) or plan.chunk), False, None)
@@ -59,6 +60,7 @@ class Subject:
         self.token_weights = random_model.token_weights(manifest.config)
         self.prefill_s, self.decode_s = [], []
         self.session = None
+        self.parts = {}                     # variants that lack something: phases.py
 
     def warm_up(self):
         """Read every expert once, if they fit: the figures are of arithmetic, not of the disk."""
@@ -95,6 +97,8 @@ def run(arguments):
     for batch in batches(arguments):
         rows += measure_batch(arguments, batch)
     report.print_rows(f"{arguments.shape}, prompt of {arguments.prompt}, kv {arguments.kv}", rows, COLUMNS)
+    if arguments.phases:
+        report.print_rows("ms of a token's parts", [line for row in rows for line in phase_lines(row)], PHASE_COLUMNS)
     report.write(arguments, {"command": "model", **machine(), "shape": arguments.shape, "rows": rows}, plot)
     return 0
 
@@ -107,7 +111,9 @@ def batches(arguments):
         trunk, _, experts = name.partition("+")
         pair = PAIRS[name] if name in PAIRS else (trunk, experts)
         path = random_model.make(arguments.folder, arguments.shape, SHAPES[arguments.shape], *pair)
+        trunk_bytes = (path / "trunk.bin").stat().st_size
         size = 1.1 * sum(file.stat().st_size for file in path.iterdir()) + (300 << 20)
+        size += len(phases.variants(SHAPES[arguments.shape])) * (2 * trunk_bytes + (100 << 20)) * arguments.phases
         for threads in arguments.threads:
             for chunk in arguments.chunks:
                 if batch and size > free:
@@ -119,41 +125,52 @@ def batches(arguments):
 
 
 def measure_batch(arguments, batch):
+    """Rows of the models that `batches` put together."""
     subjects = []
     try:
-        for subject in batch:
-            subjects.append(Subject(arguments, *subject))
-            subjects[-1].warm_up()
-        limits = {("read", subject.threads) for subject in subjects}
+        for name, path, threads, chunk in batch:
+            subjects.append(whole := Subject(arguments, name, path, threads, chunk))
+            for part, config in phases.variants(SHAPES[arguments.shape]).items() if arguments.phases else ():
+                whole.parts[part] = Subject(arguments, name, phases.make(path, part, config), threads, chunk)
+                subjects.append(whole.parts[part])
         for subject in subjects:
-            limits |= {(name, subject.threads) for name in peaks(_kernels.active(), _kernels.levels())}
-        limits = limit_cases(limits, arguments.memory << 20)
-        end, rounds = time.perf_counter() + arguments.seconds, 0
-        with Team(max(arguments.threads)) as team:
-            for case in limits.values():
-                case.repeats = max(1, round(0.02 / max(1e-6, team.run(case, 1))))
-            while rounds < arguments.rounds or time.perf_counter() < end:
-                for subject in random.sample(subjects, len(subjects)):
-                    for case in limits.values():
-                        case.samples.append(team.run(case, case.repeats) / case.repeats)
-                    subject.sample_prefill()
-                    for _ in range(4):
-                        subject.sample_decode(arguments.decode)
-                rounds += 1
+            subject.warm_up()
+        names = ["read", *peaks(_kernels.active(), _kernels.levels())]
+        limits = limit_cases([(name, subject.threads) for subject in subjects for name in names],
+                             arguments.memory << 20)
+        sample(arguments, subjects, limits.values())
         rates = {key: (case.madds or case.nbytes) / typical(case.samples, arguments.best)
                  for key, case in limits.items()}
-        return [row_of(subject, rates, arguments.best) for subject in subjects]
+        parts = {id(part) for subject in subjects for part in subject.parts.values()}
+        return [row_of(arguments, subject, rates) for subject in subjects if id(subject) not in parts]
     finally:
         for subject in subjects:
             subject.close()
+
+
+def sample(arguments, subjects, limits):
+    """Rounds of everything, the limits before each model."""
+    end, rounds = time.perf_counter() + arguments.seconds, 0
+    with Team(max(arguments.threads)) as team:
+        for case in limits:
+            case.repeats = max(1, round(0.02 / max(1e-6, team.run(case, 1))))
+        while rounds < arguments.rounds or time.perf_counter() < end:
+            for subject in random.sample(subjects, len(subjects)):
+                for case in limits:
+                    case.samples.append(team.run(case, case.repeats) / case.repeats)
+                subject.sample_prefill()
+                for _ in range(4):
+                    subject.sample_decode(arguments.decode)
+            rounds += 1
 
 
 def typical(samples, best):
     return min(samples) if best else statistics.median(samples)
 
 
-def row_of(subject, rates, best):
+def row_of(arguments, subject, rates):
     """One line of the report. Prefill's multiply-adds are those of the weights; attention comes on top."""
+    best = arguments.best
     decode, prefill = typical(subject.decode_s, best), typical(subject.prefill_s, best)
     row = {"encoding": subject.name, "level": _kernels.active(), "threads": subject.threads, "chunk": subject.chunk,
            "decode tok/s": 1 / decode, "prefill tok/s": 1 / prefill, "prefill/decode": decode / prefill,
@@ -167,9 +184,21 @@ def row_of(subject, rates, best):
         peak = names[subject.name in INTEGER]
         row["of peak"] = subject.token_weights / prefill / rates[peak, subject.threads]
         row["limit peak"] = f"{peak} {rates[peak, subject.threads] / 1e9:.0f}"
+    for kind in ("decode", "prefill") if subject.parts else ():
+        seconds = {name: typical(getattr(part, f"{kind}_s"), best)
+                   for name, part in {"whole": subject, **subject.parts}.items()}
+        found = phases.parts(seconds, SHAPES[arguments.shape])
+        row[f"{kind} phases ms"] = {name: 1e3 * part for name, part in found.items()}
     return row
 
 
+def phase_lines(row):
+    return [{"encoding": row["encoding"], "threads": row["threads"], "chunk": row["chunk"], "of": kind,
+             "whole": 1e3 / row[f"{kind} tok/s"], **row[f"{kind} phases ms"]} for kind in ("decode", "prefill")]
+
+
+PHASE_COLUMNS = ("encoding", "threads", "chunk", "of", "whole", "kda", "mla", "dense", "shared experts",
+                 "routed experts", "unembedding", "rest")
 COLUMNS = ("encoding", "level", "threads", "chunk", "decode tok/s", "prefill tok/s", "prefill/decode", "MB/token",
            "decode GB/s", "of bytes", "prefill Gmadd/s", "of peak", "resident", "limit bytes", "limit peak")
 

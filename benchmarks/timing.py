@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-
 # A thread's own time goes on only while it runs: on a busy machine the only clock for one thread.
 FINE = hasattr(time, "thread_time") and time.get_clock_info("thread_time").resolution <= 1e-6
 own_clock = time.thread_time if FINE else time.perf_counter

@@ -13,7 +13,7 @@ from warp_embed.convert.verify import verify
 from warp_embed.runtime.manifest import Manifest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))       # last: an installed warp_embed comes first
-from benchmarks import blocks, limits, matrices, native, random_model, timing  # noqa: E402
+from benchmarks import blocks, limits, matrices, native, phases, random_model, timing  # noqa: E402
 from benchmarks.__main__ import main  # noqa: E402
 from benchmarks.shapes import KIMI, SHAPES, TINY  # noqa: E402
 
@@ -127,6 +127,36 @@ def test_model_reports_tokens_per_second(report, tmp_path, capsys):
     for row in rows:
         assert row["decode tok/s"] > 0 and row["prefill tok/s"] > 0 and row["of bytes"] > 0 and row["resident"]
     assert "decode tok/s" in capsys.readouterr().out
+
+
+@needs_compiler
+@pytest.mark.parametrize("encoding", ["q4", "q8", "vq3", "bf16", "f32"])
+def test_phases_of_a_token_add_up(report, tmp_path, encoding):
+    row, = report("model", encoding, "--shape", "tiny", "--prompt", "12", "--decode", "1", "--rounds", "1", "--threads",
+                  "1", "--memory", "1", "--folder", str(tmp_path), "--phases")["rows"]
+    for kind in ("decode", "prefill"):
+        assert set(row[f"{kind} phases ms"]) == {"kda", "mla", "dense", "shared experts", "routed experts",
+                                                 "unembedding", "rest"}
+
+
+def test_phases_are_found_from_differences():
+    """Made-up times of the parts come out again."""
+    config = random_model.ModelConfig.parse(KIMI)
+    part = {"kda": 3.0, "mla": 2.0, "dense": 1.5, "shared": 0.5, "experts": 2.5, "unembedding": 4.0}
+    times = {}
+    for name, raw in phases.variants(KIMI).items():
+        c = random_model.ModelConfig.parse(raw)
+        time = 0.25 + part["kda"] * len(c.kda_layers) + part["mla"] * (c.n_layers - len(c.kda_layers))
+        time += part["unembedding"] * (c.vocab == config.vocab)
+        dense = c.n_layers if not c.n_experts else 1
+        time += dense * {9216: part["dense"], 1024: part["shared"]}.get(c.dense_inter, 0)
+        times[name] = time + (part["shared"] + part["experts"]) * len(c.moe_layers)
+    times["whole"] = times["no unembedding"] + part["unembedding"]
+    found = phases.parts(times, KIMI)
+    expected = {"kda": 18, "mla": 4, "dense": 1.5, "shared experts": 3.5, "routed experts": 17.5, "unembedding": 4,
+                "rest": 0.25}
+    assert found == pytest.approx(expected)
+    assert sum(found.values()) == pytest.approx(times["whole"])
 
 
 @pytest.mark.parametrize("trunk, experts", [("q4", "q4"), ("q8", "q8"), ("q4", "vq3"), ("q4", "vq2"), ("q4", "vq4p"),
