@@ -25,9 +25,11 @@ cdef class State:
     cdef Pages arena                    # both halves
     cdef int parity                     # the half that is committed
     cdef readonly size_t position       # tokens committed
+    cdef readonly list tokens           # their ids; changed together with position, so that nothing comes between
     cdef readonly size_t context        # most tokens it can hold
     cdef readonly size_t paused_layer   # layer, and expert in it, at which a token waits; 0 and 0: none waits
     cdef readonly size_t paused_expert
+    cdef int32_t paused_id              # that token
     cdef volatile int cancel_flag
     cdef int check(self, const int32_t[::1] ids, float[:, ::1] logits, double budget_s) except -1
     cdef int fail(self, Pass *p, we_status status) except -1

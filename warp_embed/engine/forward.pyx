@@ -20,6 +20,7 @@ from warp_embed.engine.layout cimport share_blocks
 from warp_embed.engine.linear cimport for_each, product, set_acts
 from warp_embed.engine.structs cimport Config, LayerState, LayerWeights, Pass, StateParts, Watch
 
+from warp_embed.engine.layout import checkpoint_bytes, scratch_bytes, state_bytes  # noqa: F401 (of a plan)
 from warp_embed.errors import Cancelled, NumericError, SessionClosed
 
 cdef double SIGNAL_PERIOD_S = 0.02      # at most this often is the GIL taken to look for signals
@@ -100,14 +101,15 @@ cdef we_status unembed(Pass *p, float *hidden, float *logits, size_t rows) noexc
     norm(p, p.w.norm, False)
     memcpy(hidden, p.s.h + (p.n - 1) * width, width * sizeof(float))
     if rows == 0:
-        return WE_OK
+        return WE_OK if all_finite(p, hidden, width) else WE_E_NUMERIC
     set_acts(&p.s.in_acts, p.s.h + first * width, width)
     product(&p.linear, p.w.unembed, &p.s.in_acts, rows, logits, p.c.vocab)
-    return WE_OK if is_finite(p.linear.K.log_sum_exp(logits + (rows - 1) * p.c.vocab, p.c.vocab)) else WE_E_NUMERIC
+    return WE_OK if all_finite(p, logits + (rows - 1) * p.c.vocab, p.c.vocab) else WE_E_NUMERIC
 
 
-cdef inline bint is_finite(double x) noexcept nogil:
-    return x - x == 0
+cdef inline bint all_finite(Pass *p, const float *x, size_t n) noexcept nogil:
+    cdef double total = p.linear.K.log_sum_exp(x, n)
+    return total - total == 0
 
 
 cdef we_status look_up(Watch *watch) noexcept nogil:
@@ -233,32 +235,6 @@ cdef class Engine:
             p.book_stride = self.store.book_stride
 
 
-def scratch_bytes(config, chunk, threads):
-    """Bytes that an Engine allocates beside its trunk and cache, for ModelConfig, tokens a pass and threads."""
-    cdef Config c
-    cdef Engine unused = Engine.__new__(Engine)
-    fill_config(&c, config, 0, chunk, threads, "f32")
-    return (carve_scratch(&c, &unused.s, &unused.linear, NULL)
-            + carve_weights(&c, &unused.w, config, None, "", NULL))
-
-
-def state_bytes(config, context, kv):
-    """Bytes of one State at its last position: both halves, the latents of `context` positions, the token ids."""
-    cdef Config c
-    cdef size_t mla = config.n_layers - len(config.kda_layers), tiles
-    fill_config(&c, config, context, 1, 1, kv)
-    tiles = (c.context + WE_LATENT_TILE - 1) // WE_LATENT_TILE
-    return (carve_state(&c, config, NULL, NULL) + 8 * c.context
-            + mla * tiles * (WE_LATENT_TILE * we_latent_bytes(c.r, c.rope, c.kv) + sizeof(void *)))
-
-
-def checkpoint_bytes(config):
-    """Bytes of State.arena_half."""
-    cdef Config c
-    fill_config(&c, config, 1, 1, 1, "f32")
-    return carve_state(&c, config, NULL, NULL) // 2
-
-
 # ------------------------------------------------------------------ state ----
 
 cdef char *latent(const LayerState *layer, size_t position, size_t row) noexcept nogil:
@@ -282,6 +258,7 @@ cdef class State:
         cdef Config *c = &engine.c
         self.engine = engine
         self.context = c.context
+        self.tokens = []
         self.arena = Pages(carve_state(c, config, NULL, NULL))
         carve_state(c, config, &self.parts, <char *>self.arena.data)
 
@@ -290,8 +267,10 @@ cdef class State:
             free_blocks(self.parts.layers, self.engine.c.n_layers)
 
     def cancel(self, bint yes=True):
-        """Ask the running pass to stop at the next layer (any thread), or forget that it was asked."""
+        """Ask the running pass to stop at the next layer (any thread), or forget that it was asked. Was it asked?"""
+        cdef bint asked = self.cancel_flag
         self.cancel_flag = yes
+        return asked
 
     @property
     def cancelled(self):
@@ -311,7 +290,7 @@ cdef class State:
         Parameters
         ----------
         ids : int32 array, shape (n,)
-            1 <= n <= engine.chunk. A paused token is resumed with the same id.
+            1 <= n <= engine.chunk. A paused token is resumed with the same id, and dropped with any other.
         logits : float32 array, shape (rows, vocab), optional
             Receives the logits of the last `rows` tokens.
         signals : bool
@@ -337,12 +316,15 @@ cdef class State:
         cdef Engine e = self.engine
         cdef Pass p
         cdef we_status status
-        cdef size_t layer = self.paused_layer, expert = self.paused_expert
-        cdef size_t n = ids.shape[0], rows = 0 if logits is None else logits.shape[0]
+        cdef size_t layer = 0, expert = 0, n = ids.shape[0], rows = 0 if logits is None else logits.shape[0]
         cdef float *out = &logits[0, 0] if rows > 0 else NULL
+        cdef list tokens
         if e.pool == NULL:
             raise SessionClosed("the model was closed; open it again")
         self.check(ids, logits, budget_s)
+        if n == 1 and ids[0] == self.paused_id:
+            layer, expert = self.paused_layer, self.paused_expert
+        tokens = np.asarray(ids).tolist()
         reserve_blocks(&e.c, &e.w, self.parts.layers, self.position, self.position + n)
         e.start(&p)
         p.n, p.position, p.parity = n, self.position, self.parity
@@ -363,9 +345,10 @@ cdef class State:
             status = forward(&p, self, &ids[0], out, rows, &layer, &expert)
         self.drop()
         if status == WE_E_PAUSED:
-            self.paused_layer, self.paused_expert = layer, expert
+            self.paused_layer, self.paused_expert, self.paused_id = layer, expert, ids[0]
             return False
         if status == WE_OK:
+            self.tokens.extend(tokens)
             self.position += n
             self.parity = 1 - self.parity
             return True
@@ -383,7 +366,7 @@ cdef class State:
                 raise ValueError(f"token id {ids[i]} is outside the vocabulary of {e.c.vocab}")
         if logits is not None and (<size_t>logits.shape[0] > n or <size_t>logits.shape[1] != e.c.vocab):
             raise ValueError(f"logits must be (at most {n}, {e.c.vocab})")
-        if (budget_s > 0 or self.paused_layer > 0 or self.paused_expert > 0) and n != 1:
+        if budget_s > 0 and n != 1:
             raise ValueError("only a single token can be paused")
         return 0
 
@@ -418,6 +401,7 @@ cdef class State:
         cdef State child = State(self.engine, config)
         share_blocks(&self.engine.c, child.parts.layers, self.parts.layers, self.position)
         child.set_half(self.half())
+        child.tokens.extend(self.tokens)
         child.position = self.position
         return child
 
@@ -426,6 +410,7 @@ cdef class State:
         if position > self.position or <size_t>half.shape[0] != self.parts.half_floats:
             raise ValueError(f"position {position} is not behind {self.position}, or the half has another shape")
         self.set_half(half)
+        del self.tokens[position:]
         self.position = position
         self.drop()
 
@@ -458,10 +443,10 @@ cdef class State:
                     memcpy(&out[t, 0], latent(&self.parts.layers[layer], t, row), row)
         return result
 
-    def load(self, size_t position, const float[::1] half not None, dict latents not None):
+    def load(self, list tokens not None, const float[::1] half not None, dict latents not None):
         """Become the state that arena_half and latent_bytes {layer: array} describe; only for a new State."""
         cdef Config *c = &self.engine.c
-        cdef size_t row = we_latent_bytes(c.r, c.rope, c.kv), layer, t
+        cdef size_t row = we_latent_bytes(c.r, c.rope, c.kv), layer, t, position = len(tokens)
         cdef const unsigned char[:, ::1] rows
         if <size_t>half.shape[0] != self.parts.half_floats or not 0 < position <= self.context:
             raise ValueError("the state has another shape")
@@ -476,6 +461,7 @@ cdef class State:
                 for t in range(position):
                     memcpy(latent(&self.parts.layers[layer], t, row), &rows[t, 0], row)
         self.set_half(half)
+        self.tokens.extend(tokens)
         self.position = position
 
     def kda_state(self, size_t layer):

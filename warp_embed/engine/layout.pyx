@@ -362,3 +362,33 @@ cdef void free_blocks(LayerState *layers, size_t n_layers) noexcept:
             we_block_drop(layers[i].blocks[b])
         free(layers[i].blocks)
     free(layers)
+
+
+# ------------------------------------------------------------------ sizes ----
+
+def scratch_bytes(config, chunk, threads):
+    """Bytes that an Engine allocates beside its trunk and cache, for ModelConfig, tokens a pass and threads."""
+    cdef Config c
+    cdef Scratch scratch
+    cdef Linear linear
+    cdef Weights weights
+    fill_config(&c, config, 0, chunk, threads, "f32")
+    return (carve_scratch(&c, &scratch, &linear, NULL)
+            + carve_weights(&c, &weights, config, None, "", NULL))
+
+
+def state_bytes(config, context, kv):
+    """Bytes of one State at its last position: both halves, the latents of `context` positions, the token ids."""
+    cdef Config c
+    cdef size_t mla = config.n_layers - len(config.kda_layers), tiles
+    fill_config(&c, config, context, 1, 1, kv)
+    tiles = (c.context + WE_LATENT_TILE - 1) // WE_LATENT_TILE
+    return (carve_state(&c, config, NULL, NULL) + 8 * c.context
+            + mla * tiles * (WE_LATENT_TILE * we_latent_bytes(c.r, c.rope, c.kv) + sizeof(void *)))
+
+
+def checkpoint_bytes(config):
+    """Bytes of State.arena_half."""
+    cdef Config c
+    fill_config(&c, config, 1, 1, 1, "f32")
+    return carve_state(&c, config, NULL, NULL) // 2

@@ -6,13 +6,14 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from warp_embed import _kernels
-from warp_embed.errors import Cancelled, ContextFull, SessionBusy, SessionClosed, StateError
+from warp_embed.engine.turn import Turn, TurnUnless
+from warp_embed.errors import Cancelled, ContextFull, SessionClosed, StateError
 from warp_embed.runtime import statefile
 from warp_embed.runtime.checkpoints import INTERVAL, Checkpoint, Checkpoints
 from warp_embed.runtime.sampling import Sampling, choose
@@ -24,27 +25,29 @@ if TYPE_CHECKING:
     from warp_embed.runtime.model import Model
     from warp_embed.testing import Recorder
 
-CANCEL_PERIOD_S = 0.02
-
 
 class SessionCore:
-    """The inner half of :class:`~warp_embed.Session`. Methods that take a State are called inside `_use`."""
+    """The inner half of :class:`~warp_embed.Session`. Methods that take a State are called inside `_turn`.
+
+    Other threads run, and signal handlers raise, between any two lines: whatever belongs together changes in one call
+    of the engine, and what follows from it is forgotten before and made again after.
+    """
 
     model: Model
 
     def __init__(self, model: Model, state: State) -> None:
         self.model = model
         self._state: State | None = state
-        self._tokens: list[int] = []
-        self._logits: np.ndarray | None = None
+        self._tokens = state.tokens                 # the state's own list: it changes with the position, in one step
+        self._logits: np.ndarray | None = None      # of the last token, when they are known
         self._seed = secrets.randbits(63)
-        self._busy = threading.Lock()
-        self._owner = 0                             # thread that holds it
+        self._turn = Turn(model._check, 0.0)
+        self._pass = TurnUnless(model._lock, self._raise_if_cancelled)
+        self._closing = False
         self._stream: TextStream | None = None
         self._pending: Token | None = None          # chosen, but its evaluation was paused
         self._checkpoints = Checkpoints(model.plan.checkpoints)
         self._recorder: Recorder | None = None      # warp_embed.testing
-        self.busy_timeout_s = 0.0
 
     @property
     def position(self) -> int:
@@ -56,31 +59,31 @@ class SessionCore:
         """Most tokens the session can hold."""
         return self.model.plan.context
 
-    @contextlib.contextmanager
-    def _use(self) -> Iterator[State]:
-        """The state, for one caller."""
-        self.model._check()
-        patience = self.busy_timeout_s
-        if not (self._busy.acquire(timeout=patience) if patience > 0 else self._busy.acquire(blocking=False)):
-            raise SessionBusy("another thread is using this session; give each thread its own, or wait for it")
-        self._owner = threading.get_ident()
-        try:
-            if self._state is None:
-                raise SessionClosed("this session was closed")
-            yield self._state
-        finally:
-            self._owner = 0
-            self._busy.release()
+    def _begin(self) -> State:
+        """The state, for a call that evaluates. An earlier cancel() that met nothing running drops what is pending."""
+        state = self._state
+        if state is not None and state.cancel(False):
+            self._drop_pending(state)
+        return self._opened()           # last: a close() from now on cancels this call
+
+    def _opened(self) -> State:
+        state = self._state
+        if state is None or self._closing:
+            raise SessionClosed("this session was closed")
+        return state
+
+    def _raise_if_cancelled(self) -> None:
+        if self._state is None or self._state.cancelled:
+            raise Cancelled("cancelled while another session was at work", position=self.position)
 
     def _become(self, saved: statefile.SavedSession) -> None:
         """Take over a saved state; only for a new session."""
-        with self._use() as state:
-            as_ids(saved.tokens, self.model.config.vocab)
+        with self._turn:
             try:
-                state.load(len(saved.tokens), saved.arena, saved.latents)
+                as_ids(saved.tokens, self.model.config.vocab)
+                self._opened().load(saved.tokens.tolist(), saved.arena, saved.latents)
             except (ValueError, KeyError) as error:
                 raise StateError(f"the saved state does not fit this model: {error}", field="arena") from None
-            self._tokens = saved.tokens.tolist()
             self._seed = saved.seed
 
     def _prefill(self, state: State, ids: np.ndarray, every: np.ndarray | None = None,
@@ -91,11 +94,12 @@ class SessionCore:
             piece = ids[done:done + min(self.model.plan.chunk, INTERVAL - self.position % INTERVAL)]
             last = done + len(piece) == len(ids)
             out = every[done:done + len(piece)] if every is not None else self._row() if last else None
+            self._logits = None
             self._advance(state, piece, out)
             self._logits = None if out is None else out[-1] if every is None else out[-1].copy()
             done += len(piece)
             if last:
-                self._checkpoint(state)
+                self._try_checkpoint(state)
             if on_progress is not None:
                 on_progress(done, len(ids))
                 if self._state is None:
@@ -105,15 +109,19 @@ class SessionCore:
         if self._checkpoints.capacity and self.position not in self._checkpoints.positions:
             self._checkpoints.add(Checkpoint(self.position, state.arena_half()))
 
+    def _try_checkpoint(self, state: State) -> None:
+        with contextlib.suppress(MemoryError):          # what was evaluated is good; only going back will take longer
+            self._checkpoint(state)
+
     def _rewind(self, state: State, position: int) -> int:
         """Cut back to a position below the present one; the number of tokens evaluated again."""
         start = self._checkpoints.newest(position)
         at = 0 if start is None else start.position
-        state.rewind(at, np.zeros_like(state.arena_half()) if start is None else start.half)
+        half = np.zeros_like(state.arena_half()) if start is None else start.half
         again = np.array(self._tokens[at:position], np.int32)
-        del self._tokens[at:]
-        self._checkpoints.forget_after(position)
         self._logits = self._stream = None
+        self._checkpoints.forget_after(position)        # first: they are of a past that may be replaced
+        state.rewind(at, half)
         self._prefill(state, again)
         return len(again)
 
@@ -121,14 +129,13 @@ class SessionCore:
         """One pass under the model's lock. True: committed."""
         extra = {} if self._recorder is None else self._recorder.arrays(self.position, len(ids))
         main = threading.current_thread() is threading.main_thread()
-        with self._turn(state):
+        with self._pass:
             done = state.advance(ids, logits, signals=main, budget_s=budget_s, **extra)
         if done:
-            self._tokens.extend(ids.tolist())
             if self._recorder is not None:
                 self._recorder.committed(**extra)
             if self.position % INTERVAL == 0:
-                self._checkpoint(state)
+                self._try_checkpoint(state)
         return done
 
     def _next(self, sampling: Sampling, token: int | None) -> Token:
@@ -149,23 +156,10 @@ class SessionCore:
         logits = self._current_logits()
         return Token(token, "", float(logits[token]) - _kernels.log_sum_exp(logits))
 
-    @contextlib.contextmanager
-    def _turn(self, state: State) -> Iterator[None]:
-        """The model's lock; a cancel is noticed while another session has it."""
-        lock = self.model._lock
-        if not lock.acquire(blocking=False):
-            while not lock.acquire(timeout=CANCEL_PERIOD_S):
-                if state.cancelled:
-                    raise Cancelled("cancelled while another session was at work", position=self.position)
-        try:
-            yield
-        finally:
-            lock.release()
-
     def _evaluate(self, state: State, token: Token, budget_s: float | None) -> Token | None:
         """Evaluate one token, or a part of it; what it cost so far is in its stats."""
-        row = self._row()
-        self._pending = None
+        row, logits = self._row(), self._logits
+        self._pending = self._logits = None
         before, start = self._counters(), time.perf_counter()
         done = self._advance(state, np.array([token.id], np.int32), row,
                              budget_s=0.0 if budget_s is None else max(budget_s, 1e-9))
@@ -174,16 +168,16 @@ class SessionCore:
                            so_far.bytes_read + after[2] - before[2], so_far.total_ms + spent * 1e3,
                            so_far.io_ms + (after[3] - before[3]) * 1e3)
         if not done:
-            self._pending = Token(token.id, "", token.logprob, stats)
+            self._pending, self._logits = Token(token.id, "", token.logprob, stats), logits
             return None
         self._logits = row[0]
         return Token(token.id, self._text(token.id), token.logprob, stats)
 
     def _current_logits(self) -> np.ndarray:
-        if self._logits is None:        # a prompt was stopped between two pieces, or the session was restored
+        if self._logits is None:        # something stopped behind a pass, or the session was restored
             row = self._row()[0]
             assert self._state is not None
-            with self.model._lock:
+            with self._pass:
                 self._state.logits_again(row)
             self._logits = row
         return self._logits

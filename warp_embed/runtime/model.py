@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from warp_embed._store import ExpertStore, Trunk
 from warp_embed.engine.forward import Engine, State
+from warp_embed.engine.turn import Turn
 from warp_embed.errors import BudgetError, ForkedError, FormatError, SessionClosed
 from warp_embed.runtime import statefile
 from warp_embed.runtime.manifest import Manifest
@@ -79,17 +80,18 @@ class Model:
         """For :meth:`open`."""
         self._pid = os.getpid()
         self._closed = False
-        self._lock = threading.Lock()           # one pass at a time
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._lock = Turn(lambda: None, -1.0)           # one pass at a time
+        self._sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
         self._tokenizer: Tokenizer | None = None
         self._manifest = manifest
         self.path = str(manifest.directory)
         self.config = manifest.config
         self.plan = plan
-        self._trunk = Trunk(os.path.join(self.path, "trunk.bin"), manifest.text_entries(), on_progress=on_progress)
+        self._trunk: Trunk | None = Trunk(os.path.join(self.path, "trunk.bin"), manifest.text_entries(),
+                                          on_progress=on_progress)
         self._store = open_experts(manifest, plan.cache_slots, verify)
-        self._engine = Engine(manifest.config, self._trunk, self._store, manifest.prefix, context=plan.context,
-                              chunk=plan.chunk, threads=plan.threads, kv=plan.kv)
+        self._engine: Engine | None = Engine(manifest.config, self._trunk, self._store, manifest.prefix,
+                                             context=plan.context, chunk=plan.chunk, threads=plan.threads, kv=plan.kv)
         self.fingerprint = fingerprint(manifest, self._trunk)
 
     def session(self) -> Session:
@@ -100,7 +102,7 @@ class Model:
         BudgetError      the cache would fall below its minimum; nothing was changed.
         """
         self._check()
-        return self._add_session(lambda: State(self._engine, self.config))
+        return self._add_session(self._new_state)
 
     def restore(self, source: AnyPath | BinaryIO) -> Session:
         """The session that was saved to `source`: same tokens, logits and random numbers.
@@ -110,9 +112,14 @@ class Model:
         StateError       the file is damaged, or of another model or `kv` (``.field``); nothing was changed.
         ContextFull      it holds more tokens than this model's context.
         """
+        self._check()
         saved = statefile.read(source, self.fingerprint, self.plan.kv, self.plan.context)
         session = self.session()
-        session._become(saved)
+        try:
+            session._become(saved)
+        except BaseException:
+            session.close()
+            raise
         return session
 
     def chat(self, *, system: str | None = None) -> Chat:
@@ -160,6 +167,7 @@ class Model:
         if self._store is None:
             return 0
         with self._lock:
+            self._check()
             slots = max(0, nbytes - self._cache_bytes(0)) // self.plan.record_bytes
             self._store.resize(max(self._min_slots, min(slots, self.plan.n_records)))
             return self._cache_bytes()
@@ -172,21 +180,24 @@ class Model:
 
     def close(self) -> None:
         """Close all sessions, stop the threads, free the memory. May be called from any thread, and again."""
-        if self._closed:
+        self._closed = True                     # from now on nothing begins
+        if self._engine is None:
             return
         if self._pid != os.getpid():
             self._engine.forget()
-            self._closed = True
             return
-        for session in list(self._sessions):
+        sessions = [session for reference in self._sessions.valuerefs() if (session := reference()) is not None]
+        for session in sessions:
             session.cancel()
+        if self._lock.owner == threading.get_ident():
+            return                              # a signal handler inside a pass: the next close(), or __del__, goes on
         with self._lock:
-            self._closed = True
             self._engine.close()
             if self._store is not None:
                 self._store.close()
-        for session in list(self._sessions):
+        for session in sessions:
             session.close()
+        self._engine = self._trunk = None
 
     def __enter__(self) -> Model:
         return self
@@ -210,11 +221,16 @@ class Model:
         if self._closed:
             raise SessionClosed("the model was closed; open it again")
 
+    def _new_state(self) -> State:
+        assert self._engine is not None         # only close() drops it
+        return State(self._engine, self.config)
+
     def _add_session(self, make: Callable[[], State]) -> Session:
         with self._lock:
+            self._check()                       # again: it may have been closed while this thread waited
             self._make_room()
             session = Session(self, make())
-            self._sessions.add(session)
+            self._sessions[id(session)] = session
             return session
 
     def _cache_bytes(self, slots: int | None = None) -> int:

@@ -35,11 +35,18 @@ class Session(SessionCore):
     Attributes
     ----------
     model : Model
-    busy_timeout_s : float
-        How long a call waits for another thread that is using the session before it raises SessionBusy; 0 at first.
     """
 
     # ---- what it holds ----
+
+    @property
+    def busy_timeout_s(self) -> float:
+        """How long a call waits for another thread that uses the session before it raises SessionBusy; 0 at first."""
+        return self._turn.patience_s
+
+    @busy_timeout_s.setter
+    def busy_timeout_s(self, seconds: float) -> None:
+        self._turn.patience_s = max(0.0, seconds)
 
     @property
     def tokens(self) -> list[int]:
@@ -49,7 +56,8 @@ class Session(SessionCore):
     @property
     def logits(self) -> Logits | None:
         """Logits after the last token: float32, shape (vocab,), a copy. None at position 0."""
-        with self._use():
+        with self._turn:
+            self._opened()
             return None if self.position == 0 else self._current_logits().copy()
 
     # ---- work ----
@@ -83,8 +91,8 @@ class Session(SessionCore):
             A record is damaged, cannot be read, or gives no finite numbers; as with Cancelled.
         """
         ids = as_ids(tokens, self.model.config.vocab)
-        with self._use() as state:
-            state.cancel(False)
+        with self._turn:
+            state = self._begin()
             self._refuse_pending("prefill")
             self._need_room(len(ids))
             self._stream = None
@@ -125,8 +133,8 @@ class Session(SessionCore):
             token = int(as_ids([token], self.model.config.vocab)[0])
         if budget_s is not None and not budget_s >= 0:
             raise ValueError(f"budget_s={budget_s!r} is not a time")
-        with self._use() as state:
-            state.cancel(False)
+        with self._turn:
+            state = self._begin()
             return self._evaluate(state, self._next(sampling or GREEDY, token), budget_s)
 
     def poll(self, budget_s: float = 0.0) -> Token | None:
@@ -136,7 +144,8 @@ class Session(SessionCore):
         """
         if not budget_s >= 0:
             raise ValueError(f"budget_s={budget_s!r} is not a time")
-        with self._use() as state:
+        with self._turn:
+            state = self._begin()
             return None if self._pending is None else self._evaluate(state, self._pending, budget_s)
 
     def generate(self, prompt: str | Sequence[int] | None = None, *, max_tokens: int | None = None,
@@ -168,17 +177,18 @@ class Session(SessionCore):
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens={max_tokens} leaves nothing to do")
         text_filter = StopFilter(stop)
-        if prompt is not None:
+        if prompt is None:
+            with self._turn:
+                self._begin()               # here and not with the first token: a cancel() from now on counts
+        else:
             self.prefill(self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         return self._generate(sampling or GREEDY, math.inf if max_tokens is None else max_tokens, text_filter)
 
     def _generate(self, sampling: Sampling, left: float, text_filter: StopFilter) -> Iterator[Token]:
         eos = self.model.config.eos_token_id
-        with self._use() as state:
-            state.cancel(False)
         while True:
-            with self._use() as state:
-                token, reason = self._generate_one(state, sampling, eos)
+            with self._turn:
+                token, reason = self._generate_one(self._opened(), sampling, eos)
             left -= 1
             text = text_filter.push(token.text)
             if reason is None and text_filter.stopped:
@@ -215,18 +225,14 @@ class Session(SessionCore):
         state = self._state
         if state is not None:
             state.cancel()
-            if self._busy.acquire(blocking=False):
-                try:
-                    self._drop_pending(state)
-                finally:
-                    self._busy.release()
 
     def checkpoint(self) -> int:
         """Keep a state of the present position to :meth:`rewind` to cheaply; returns the position.
 
         One is taken anyway at the end of every prompt and at every 256th token, as many as the plan has room for.
         """
-        with self._use() as state:
+        with self._turn:
+            state = self._opened()
             self._checkpoint(state)
             return self.position
 
@@ -249,11 +255,11 @@ class Session(SessionCore):
         """
         if isinstance(position, bool) or not hasattr(position, "__index__"):
             raise TypeError(f"a position is an integer, not {position!r}")
-        with self._use() as state:
-            position = position.__index__()
+        position = position.__index__()
+        with self._turn:
+            state = self._begin()
             if not 0 <= position <= self.position:
                 raise ValueError(f"position {position} is not in [0, {self.position}]")
-            state.cancel(False)
             self._drop_pending(state)
             return 0 if position == self.position else self._rewind(state, position)
 
@@ -272,11 +278,11 @@ class Session(SessionCore):
         As prefill; TypeError, ValueError and ContextFull come before anything is changed.
         """
         ids = as_ids(tokens, self.model.config.vocab)
-        with self._use() as state:
+        with self._turn:
+            state = self._begin()
             if len(ids) > self.context:
                 raise ContextFull(f"{len(ids)} tokens do not fit in a context of {self.context}",
                                   position=self.position, context=self.context, needed=len(ids))
-            state.cancel(False)
             self._drop_pending(state)
             n = min(len(ids), self.position)
             differs = np.flatnonzero(ids[:n] != np.array(self._tokens[:n], np.int32))
@@ -295,9 +301,9 @@ class Session(SessionCore):
         ------
         BudgetError      the expert cache would fall below its minimum; nothing was changed.
         """
-        with self._use() as state:
+        with self._turn:
+            state = self._opened()
             twin = self.model._add_session(lambda: state.fork(self.model.config))
-            twin._tokens = list(self._tokens)
             twin._logits = None if self._logits is None else self._logits.copy()
             twin._seed = self._seed
             twin._checkpoints = self._checkpoints.copy()
@@ -313,7 +319,8 @@ class Session(SessionCore):
         StateError       nothing was evaluated yet.
         OSError          the file cannot be written; an old one is untouched.
         """
-        with self._use() as state:
+        with self._turn:
+            state = self._opened()
             if self.position == 0:
                 raise StateError("an empty session has nothing to save", field="position")
             config = self.model.config
@@ -323,13 +330,14 @@ class Session(SessionCore):
 
     def close(self) -> None:
         """Free the session's memory; may be called again. A running call is cancelled and waited for."""
+        self._closing = True
         self.cancel()
-        # No waiting where nobody would ever release: in on_progress of this very session, or in a forked child.
-        alone = self._owner == threading.get_ident() or self.model._pid != os.getpid()
-        with contextlib.nullcontext() if alone else self._busy:
-            self._state = None
-            self._logits = None
-        self.model._sessions.discard(self)
+        # No waiting where nobody would ever release: inside a call of this very session, or in a forked child.
+        alone = self._turn.owner == threading.get_ident() or self.model._pid != os.getpid()
+        with contextlib.nullcontext() if alone else self._turn.lock:
+            self._state = self._logits = None
+            self._checkpoints.forget_after(-1)
+        self.model._sessions.pop(id(self), None)
 
     def __enter__(self) -> Session:
         return self
