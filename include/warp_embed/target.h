@@ -21,4 +21,12 @@
 #define WE_TARGET_POP
 #endif
 
+/* Before a short loop of a constant length: unrolled early enough for arrays of vectors to stay in registers. Others than
+ * GCC need no word for it. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define WE_UNROLL WE_PRAGMA(GCC unroll 16)
+#else
+#define WE_UNROLL
+#endif
+
 #endif

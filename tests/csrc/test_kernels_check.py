@@ -11,8 +11,8 @@ SOURCES = [str(path) for path in (*sorted(HERE.glob("kernels_check*.c")), *sorte
 ARM_GCC = ["aarch64-linux-gnu-gcc"]
 ARM_CLANG = ["clang", "--target=aarch64-linux-gnu"]
 ARM_CPUS = {                            # a processor that qemu knows: the levels that it must be given
-    "cortex-a57": ["reference"],
-    "max": ["reference"],
+    "cortex-a57": ["reference", "neon"],
+    "max": ["reference", "neon"],
 }
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="the program uses mmap, the emulators Linux")

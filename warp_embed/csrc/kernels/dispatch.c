@@ -10,6 +10,9 @@ static const struct { const we_kernels *table; unsigned needs; } levels[] = {
 #ifdef WE_X86
     {&we_avx2, WE_CPU_AVX2},
 #endif
+#ifdef WE_ARM64
+    {&we_neon, 0},
+#endif
 };
 enum { N_LEVELS = sizeof levels / sizeof *levels };
 

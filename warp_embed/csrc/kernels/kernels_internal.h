@@ -9,6 +9,9 @@ extern const we_kernels we_reference;
 #ifdef WE_X86
 extern const we_kernels we_avx2;
 #endif
+#ifdef WE_ARM64
+extern const we_kernels we_neon;
+#endif
 
 enum {
     WE_VQ_ROWS = 64,            /* rows of a block of VQ units                                     */
