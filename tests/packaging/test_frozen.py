@@ -6,11 +6,10 @@ import shutil
 import stat
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
-
-import warp_embed
 
 ROOT = Path(__file__).parents[2]
 FOLDER = "Grüße an alle"
@@ -20,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("PyInstaller") is None,
                        reason="PyInstaller is not installed: pip install 'warp_embed[frozen]'"),
-    pytest.mark.skipif(Path(warp_embed.__file__).is_relative_to(ROOT) and not (ROOT / "warp_embed.egg-info").is_dir(),
+    pytest.mark.skipif("warp_embed" not in {e.dist.name for e in metadata.entry_points(group="pyinstaller40") if e.dist},
                        reason="the package is not installed, so PyInstaller cannot find its hook: pip install -e ."),
 ]
 
