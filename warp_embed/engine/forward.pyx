@@ -439,7 +439,7 @@ cdef class State:
         if self.position > 0:
             out = result
             with nogil:
-                for t in range(out.shape[0]):
+                for t in range(<size_t>out.shape[0]):
                     memcpy(&out[t, 0], latent(&self.parts.layers[layer], t, row), row)
         return result
 
