@@ -12,7 +12,7 @@ import numpy as np
 
 from warp_embed._kernels cimport kernels, pool_api, we_fault, we_kernels, we_latent_bytes, we_status
 from warp_embed._kernels cimport WE_E_CANCELLED, WE_E_INTERRUPTED, WE_E_NUMERIC, WE_E_PAUSED, WE_LATENT_TILE, WE_OK
-from warp_embed._store cimport ExpertStore, Pages, Trunk, raise_fault, store_api
+from warp_embed._store cimport ExpertStore, Pages, Trunk, raise_fault, store_api, we_cache_stats
 from warp_embed.engine.attention cimport kda_layer, mla_layer
 from warp_embed.engine.experts cimport dense_layer, moe_layer
 from warp_embed.engine.layout cimport carve_scratch, carve_state, carve_weights, fill_config, free_blocks, reserve_blocks
@@ -211,13 +211,13 @@ cdef class Engine:
         if self.pool != NULL:
             pool_api().destroy(self.pool)
 
-    @property
-    def chunk(self):
-        return self.c.chunk
-
-    @property
-    def vocab(self):
-        return self.c.vocab
+    def counters(self):
+        """(hits, misses, bytes read, seconds of reading) of the expert cache since open."""
+        cdef we_cache_stats stats
+        if self.store is None or self.store.cache == NULL:
+            return 0, 0, 0, 0.0
+        stats = store_api().stats(self.store.cache)
+        return stats.hits, stats.misses, stats.bytes_read, stats.read_s
 
     cdef void start(self, Pass *p) noexcept:
         """Point a pass at this engine's parts."""

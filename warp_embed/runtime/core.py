@@ -40,6 +40,7 @@ class SessionCore:
         self._state: State | None = state
         self._tokens = state.tokens                 # the state's own list: it changes with the position, in one step
         self._logits: np.ndarray | None = None      # of the last token, when they are known
+        self._rows = [np.empty((1, model.config.vocab), np.float32) for _ in range(2)]
         self._seed = secrets.randbits(63)
         self._turn = Turn(model._check, 0.0)
         self._pass = TurnUnless(model._lock, self._raise_if_cancelled)
@@ -160,10 +161,11 @@ class SessionCore:
         """Evaluate one token, or a part of it; what it cost so far is in its stats."""
         row, logits = self._row(), self._logits
         self._pending = self._logits = None
-        before, start = self._counters(), time.perf_counter()
+        counters = state.engine.counters
+        before, start = counters(), time.perf_counter()
         done = self._advance(state, np.array([token.id], np.int32), row,
                              budget_s=0.0 if budget_s is None else max(budget_s, 1e-9))
-        spent, after, so_far = time.perf_counter() - start, self._counters(), token.stats
+        spent, after, so_far = time.perf_counter() - start, counters(), token.stats
         stats = TokenStats(so_far.hits + after[0] - before[0], so_far.misses + after[1] - before[1],
                            so_far.bytes_read + after[2] - before[2], so_far.total_ms + spent * 1e3,
                            so_far.io_ms + (after[3] - before[3]) * 1e3)
@@ -183,7 +185,9 @@ class SessionCore:
         return self._logits
 
     def _row(self) -> np.ndarray:
-        return np.empty((1, self.model.config.vocab), np.float32)
+        """A buffer for one token's logits (1, vocab): of two, the one that does not hold the present ones."""
+        one, other = self._rows
+        return other if self._logits is not None and self._logits.base is one else one
 
     def _text(self, token: int) -> str:
         if self._stream is None:
@@ -191,12 +195,6 @@ class SessionCore:
                 return ""
             self._stream = TextStream(self.model.tokenizer)
         return self._stream.push(token)
-
-    def _counters(self) -> tuple[int, int, int, float]:
-        if self.model._store is None:
-            return 0, 0, 0, 0.0
-        stats = self.model._store.stats()
-        return stats["hits"], stats["misses"], stats["bytes_read"], stats["read_s"]
 
     def _need_room(self, n: int) -> None:
         if self.position + n > self.context:

@@ -16,7 +16,7 @@ from warp_embed.runtime import statefile
 from warp_embed.runtime.core import SessionCore
 from warp_embed.runtime.sampling import Sampling
 from warp_embed.runtime.tokenizer import StopFilter
-from warp_embed.runtime.tokens import FinishReason, Token, as_ids
+from warp_embed.runtime.tokens import FinishReason, Token, as_id, as_ids
 
 if TYPE_CHECKING:
     from warp_embed.engine.forward import State
@@ -130,7 +130,7 @@ class Session(SessionCore):
         if token is not None and sampling is not None:
             raise TypeError("give a token or a sampling, not both")
         if token is not None:
-            token = int(as_ids([token], self.model.config.vocab)[0])
+            token = as_id(token, self.model.config.vocab)
         if budget_s is not None and not budget_s >= 0:
             raise ValueError(f"budget_s={budget_s!r} is not a time")
         with self._turn:

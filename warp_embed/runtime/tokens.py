@@ -49,6 +49,13 @@ class Token:
         return self.text
 
 
+def as_id(token: int, vocab: int) -> int:
+    """One checked id, as as_ids does."""
+    if type(token) is int and 0 <= token < vocab:
+        return token
+    return int(as_ids([token], vocab)[0])
+
+
 def as_ids(tokens: Sequence[int] | np.ndarray, vocab: int) -> np.ndarray:
     """int32 array of checked ids. TypeError: no integers (bool and float are none). ValueError: empty, out of range."""
     if isinstance(tokens, str | bytes):
