@@ -93,7 +93,8 @@ cdef class Pages:
             raise MemoryError(f"{nbytes} bytes of memory were refused")
 
     def __dealloc__(self):
-        we_pages_release(self.data, self.nbytes)
+        with nogil:                             # to give back gigabytes takes a while
+            we_pages_release(self.data, self.nbytes)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, self.data, <Py_ssize_t>self.nbytes, 0, flags)
@@ -484,10 +485,11 @@ cdef class ExpertStore:
     def close(self):
         """Close the banks and free the cache. May be called again; the engine must not run."""
         cdef int layer
+        cdef we_cache *cache
         with self.lock:
-            we_cache_destroy(self.cache)
-            self.cache = NULL
-            self.books = NULL
+            cache, self.cache, self.books = self.cache, NULL, NULL
+            with nogil:
+                we_cache_destroy(cache)
             self.book_pages = None
             if self.banks != NULL:
                 for layer in range(self.n_layers):
