@@ -122,12 +122,13 @@ def load_object(path: str, max_bytes: int) -> tuple[dict[str, Any], bytes]:
 
 def load_json(path: str, max_bytes: int) -> tuple[Any, bytes]:
     """The JSON value in a file, read strictly, and the file's bytes."""
-    if regular_size(path) > max_bytes:
+    size = regular_size(path)
+    if size > max_bytes:
         raise FormatError(f"{path}: larger than {max_bytes} bytes", file=path)
     with open(path, "rb") as f:
-        blob = f.read(max_bytes + 1)
-    if len(blob) > max_bytes:
-        raise FormatError(f"{path}: larger than {max_bytes} bytes", file=path)
+        blob = f.read(size + 1)                 # reserves as much memory as it is told to
+    if len(blob) > size:
+        raise FormatError(f"{path}: it grew while it was read", file=path)
     return parse_json(blob, path), blob
 
 

@@ -263,7 +263,7 @@ def _read_ranks(path: Path, vocab: int | None, digest: Any) -> dict[bytes, int]:
         raise FormatError(f"{path}, line {line}: {why}", file=str(path), line=line)
 
     with open(path, "rb") as file:
-        raw = file.read(_MAX_RANK_FILE + 1)
+        raw = file.read(min(os.fstat(file.fileno()).st_size, _MAX_RANK_FILE) + 1)
     if len(raw) > _MAX_RANK_FILE:
         refuse(1, f"the file is larger than {_MAX_RANK_FILE} bytes")
     digest.update(raw)
