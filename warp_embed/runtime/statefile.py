@@ -17,6 +17,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import struct
 import tempfile
 import zlib
@@ -133,15 +134,26 @@ def _read_header(stream: BinaryIO) -> dict[str, Any]:
     text = _exactly(stream, n, "header")
     if CRC.unpack(_exactly(stream, CRC.size, "header"))[0] != zlib.crc32(text, zlib.crc32(start[8:])):
         raise StateError("the header of the state is damaged", field="header")
-    header: dict[str, Any] = json.loads(text)
-    kinds = {"fingerprint": str, "kv": str, "position": int, "seed": int, "sections": list}
-    for field, kind in kinds.items():
-        if not isinstance(header.get(field), kind):
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise StateError("the header of the state is not JSON", field="header") from None
+    limits = {"position": 1 << 31, "seed": 1 << 64}
+    for field, kind in {"fingerprint": str, "kv": str, "position": int, "seed": int, "sections": list}.items():
+        value = header.get(field) if isinstance(header, dict) else None
+        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < limits[field]):
             raise StateError(f"the state has no sound {field}", field=field)
-    sections = header["sections"]
-    if header["position"] < 0 or not all(len(s) == 3 and isinstance(s[1], int) and s[1] >= 0 for s in sections):
-        raise StateError("the section list of the state is not sound", field="sections")
-    return header
+    names = [_section_name(section) for section in header["sections"]]
+    if len(set(names)) != len(names):
+        raise StateError("a section of the state comes twice", field="sections")
+    return dict(header)
+
+
+def _section_name(section: Any) -> str:
+    if (isinstance(section, list) and [type(part) for part in section] == [str, int, int] and section[1] >= 0
+            and re.fullmatch(r"tokens|arena|latents\.[0-9]{1,3}", section[0], re.ASCII)):
+        return str(section[0])
+    raise StateError("the section list of the state is not sound", field="sections")
 
 
 def _exactly(stream: BinaryIO, n: int, field: str) -> bytes:
