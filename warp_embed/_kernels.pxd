@@ -32,6 +32,7 @@ cdef extern from "warp_embed/kernels.h" nogil:
         WE_VQ2R
         WE_Q3G
         WE_VQ4P
+        WE_MXFP4
 
     ctypedef struct we_matrix:
         int32_t encoding

@@ -240,6 +240,11 @@ def _payload_geometry(int encoding, size_t rows, size_t cols, size_t group, size
         padded = n_groups * group
         row_bytes = {WE_Q8G: padded, WE_Q4G: padded // 2, WE_Q3G: (3 * padded + 7) // 8 + 1}[encoding]
         return row_bytes, row_bytes * rows, rows * n_groups
+    if encoding == WE_MXFP4:
+        if group != 32:
+            raise ValueError("MXFP4 has groups of 32")
+        n_groups = (cols + 31) // 32
+        return 16 * n_groups, 16 * n_groups * rows, n_groups * rows
     if encoding in (WE_VQ3R, WE_VQ2R, WE_VQ4P):
         if not (1 <= vec_dim <= 64 and 1 <= stages <= 8 and cols % vec_dim == 0):
             raise ValueError("VQ needs 1 to 8 stages, vec_dim in 1 .. 64, and whole vectors in a row")
@@ -252,7 +257,7 @@ def _payload_geometry(int encoding, size_t rows, size_t cols, size_t group, size
 cdef class Matrix:
     """A weight matrix over arrays it keeps alive. See we_matrix in kernels.h for the layouts.
 
-    payload: any array of exactly the payload's bytes; scales: uint16 or float16; books: float32
+    payload: any array of exactly the payload's bytes; scales: uint16 or float16, for MXFP4 uint8; books: float32
     [stages][256, or 64 for VQ4P][vec_dim].
     """
     cdef we_matrix w
@@ -269,7 +274,7 @@ cdef class Matrix:
         if payload.size != n_bytes:
             raise ValueError(f"the payload must have {n_bytes} bytes, not {payload.size}")
         if n_scales:
-            scales = np.ascontiguousarray(scales).reshape(-1).view(np.uint16)
+            scales = np.ascontiguousarray(scales).reshape(-1).view(np.uint8 if encoding == WE_MXFP4 else np.uint16)
             if scales.size != n_scales:
                 raise ValueError(f"there must be {n_scales} scales, not {scales.size}")
         if encoding in (WE_VQ3R, WE_VQ2R, WE_VQ4P):

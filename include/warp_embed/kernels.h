@@ -16,7 +16,8 @@
 /* ------------------------------------------------------------------ weights ---- */
 
 typedef enum we_encoding {          /* codes of trunk.bin and of expert records */
-    WE_F32 = 0, WE_BF16 = 1, WE_Q8G = 2, WE_Q4G = 3, WE_VQ3R = 4, WE_VQ2R = 5, WE_Q3G = 7, WE_VQ4P = 8
+    WE_F32 = 0, WE_BF16 = 1, WE_Q8G = 2, WE_Q4G = 3, WE_VQ3R = 4, WE_VQ2R = 5, WE_Q3G = 7, WE_VQ4P = 8,
+    WE_MXFP4 = 9
 } we_encoding;
 
 /* A weight matrix W [rows][cols] as it lies in memory.
@@ -24,6 +25,8 @@ typedef enum we_encoding {          /* codes of trunk.bin and of expert records 
  *   Q8G         W[r][i] = scale[r][i / group] * int8[i]; rows padded with zeros to whole groups
  *   Q4G         W[r][i] = scale[r][i / group] * (nibble[i] - 8); even i in the low nibble
  *   Q3G         W[r][i] = scale[r][i / group] * (code3[i] - 4); a little-endian bit stream a row, one guard byte
+ *   MXFP4       W[r][i] = 2^(scale[r][i / 32] - 127) * E2M1(nibble[i]); even i in the low nibble; E2M1: bit 3 is the sign,
+ *               bits 0-2 count 0, 0.5, 1, 1.5, 2, 3, 4, 6; scale 255 is not finite, all below 253 are exact; group = 32
  *   VQ3R VQ2R   W[r][v vec_dim + d] = scale[r] * sum over stages s of book[s][index(r, v, s)][d]; a unit is `stages`
  *               bytes
  *   VQ4P        the same with four 6-bit indices in a unit of 3 bytes, stage 0 in the low bits
@@ -32,10 +35,11 @@ typedef enum we_encoding {          /* codes of trunk.bin and of expert records 
 typedef struct we_matrix {
     int32_t         encoding;       /* we_encoding                                                     */
     uint32_t        rows, cols;
-    uint32_t        group;          /* Q8G Q4G Q3G: inputs that share a scale                          */
+    uint32_t        group;          /* Q8G Q4G Q3G MXFP4 (32): inputs that share a scale               */
     size_t          row_bytes;      /* stride of a payload row; 0 for VQ                               */
     const void     *payload;
-    const uint16_t *scales;         /* f16 [rows][ceil(cols / group)]; VQ: f16 [rows]                  */
+    const uint16_t *scales;         /* f16 [rows][ceil(cols / group)]; VQ: f16 [rows]; MXFP4: these are
+                                     * bytes [rows][ceil(cols / 32)], read through a cast              */
     const float    *books;          /* VQ: [stages][entries][vec_dim], entries = 256, VQ4P 64          */
     uint32_t        vec_dim, stages;
 } we_matrix;
@@ -60,6 +64,7 @@ typedef struct we_acts {
 /* The group in which a matrix wants its inputs as integers, or 0 if it takes them as f32. */
 static inline uint32_t we_integer_group(const we_matrix *w)
 {
+    if (w->encoding == WE_MXFP4) return 32;         /* doubled, its values are whole numbers up to 12 */
     const int integer = w->encoding == WE_Q8G || w->encoding == WE_Q4G;
     return integer && (w->group == 32 || w->group == 64 || w->group == 128) ? w->group : 0;
 }

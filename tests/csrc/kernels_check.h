@@ -55,6 +55,7 @@ typedef struct sample {
 extern const size_t n_samples;
 /* Kind `which` with at least cols columns (VQ: whole vectors); ordinary, subnormal and zero scales. */
 sample make_sample(size_t which, size_t rows, size_t cols);
+double e2m1_value(unsigned code);
 /* The level's integers of x [n][cols] for group, or f32 inputs for group 0. Strides leave gaps. */
 we_acts make_acts(const float *x, size_t n, size_t cols, size_t x_stride, uint32_t group);
 /* The same by the definition: q [n][padded], scale [n][groups]. */

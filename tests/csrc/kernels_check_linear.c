@@ -21,6 +21,23 @@ static void decode_one(size_t which, size_t rows, size_t cols)
     }
 }
 
+/* All sixteen codes under every scale byte up to 252; 255 is not finite. */
+static void decode_mxfp4(void)
+{
+    uint8_t payload[16] = {0}, scale;
+    float y[32];
+    for (unsigned i = 0; i < 8; i++) payload[i] = payload[8 + i] = (uint8_t)(2 * i | (2 * i + 1) << 4);
+    const we_matrix w = {WE_MXFP4, 1, 32, 32, 16, payload, (const uint16_t *)(const void *)&scale, NULL, 0, 0};
+    for (unsigned e = 0; e < 253; e++) {
+        scale = (uint8_t)e;
+        kernels->decode_rows(&w, 0, 1, y, 32);
+        for (unsigned i = 0; i < 32; i++) equal("decode_rows", y[i], ldexp(e2m1_value(i & 15), (int)e - 127));
+    }
+    scale = 255;
+    kernels->decode_rows(&w, 0, 1, y, 32);
+    for (unsigned i = 0; i < 32; i++) holds("decode_rows", !isfinite(y[i]), "a scale of 255");
+}
+
 void check_decoding(void)
 {
     static const size_t shapes[][2] = {{1, 8}, {3, 100}, {5, 264}, {72, 16}, {96, 40}, {2, 130}};
@@ -30,6 +47,7 @@ void check_decoding(void)
             release();
         }
     }
+    decode_mxfp4();
 }
 
 /* --------------------------------------------------------------- encoding ---- */
@@ -232,28 +250,36 @@ static void degenerate_products(const sample *s, uint32_t group)
 }
 
 /* Scales of 1 and integers that f32 holds whatever the order of the sums: equal, not close. */
-static void exact_product(uint32_t group, int four_bits, size_t cols, size_t n)
+static void exact_product(uint32_t group, int encoding, size_t cols, size_t n)
 {
     enum { ROWS = 9 };
     const size_t n_groups = (cols + group - 1) / group, padded = n_groups * group;
+    const int mxfp4 = encoding == WE_MXFP4, four_bits = encoding != WE_Q8G;
     const int step = four_bits ? 8 : 64;                /* sums are multiples of it and below 2^24 times it */
     uint8_t *payload = memset(edge(ROWS * padded / (four_bits ? 2 : 1)), 0, ROWS * padded / (four_bits ? 2 : 1));
     uint16_t *scales = edge(2 * ROWS * n_groups);
     float *x = floats(n * cols), *y = floats(n * ROWS);
     int *code = edge(ROWS * padded * sizeof(int));
     for (size_t i = 0; i < ROWS * n_groups; i++) scales[i] = 0x3c00;
+    if (mxfp4) memset(scales, 128, ROWS * n_groups);    /* for doubled codes */
     for (size_t i = 0; i < n * cols; i++) {             /* the first of a group makes the scale 1 */
         const int whole = step * ((int)below((unsigned)(2 * (32639 / step) + 1)) - 32639 / step);
         x[i] = (float)(i % cols % group == 0 ? (i & 1 ? 32639 : -32639) : i % 5 == 4 ? step * (32639 / step) : whole);
     }
     for (size_t i = 0; i < ROWS * padded; i++) {
         const size_t r = i / padded, c = i % padded;
+        if (mxfp4) {
+            const unsigned c4 = (unsigned)below(16);
+            code[i] = (int)(2 * e2m1_value(c4));
+            payload[i / 2] |= (uint8_t)(c4 << (c & 1 ? 4 : 0));
+            continue;
+        }
         code[i] = four_bits ? (int)below(16) - 8 : r == 0 ? -128 : r == 1 ? 127 : (int)below(256) - 128;
         if (c % group == 0 || c >= cols) code[i] = four_bits && c % group == 0 ? -8 : 0;
         if (four_bits) payload[i / 2] |= (uint8_t)((code[i] + 8) << (c & 1 ? 4 : 0));
         else payload[i] = (uint8_t)code[i];
     }
-    const we_matrix w = {four_bits ? WE_Q4G : WE_Q8G, ROWS, (uint32_t)cols, group, padded / (four_bits ? 2 : 1),
+    const we_matrix w = {encoding, ROWS, (uint32_t)cols, group, padded / (four_bits ? 2 : 1),
                          payload, scales, NULL, 0, 0};
     const we_acts a = make_acts(x, n, cols, cols, group);
     kernels->matmul(&w, 0, ROWS, &a, n, y, ROWS);
@@ -268,11 +294,12 @@ static void exact_product(uint32_t group, int four_bits, size_t cols, size_t n)
 
 void check_matmul_exact_integers(void)
 {
+    static const int encodings[3] = {WE_Q8G, WE_Q4G, WE_MXFP4};
     for (uint32_t group = 32; group <= 128; group *= 2) {
-        for (int four_bits = 0; four_bits < 2; four_bits++) {
+        for (int kind = 0; kind < (group == 32 ? 3 : 2); kind++) {
             for (size_t n = 1; n <= 19; n += 6) {
-                exact_product(group, four_bits, group, n);
-                exact_product(group, four_bits, group - 3, n);
+                exact_product(group, encodings[kind], group, n);
+                exact_product(group, encodings[kind], group - 3, n);
                 release();
             }
         }
@@ -280,7 +307,7 @@ void check_matmul_exact_integers(void)
     for (size_t which = 0; which < n_samples; which++) {
         sample s = make_sample(which, 3, 64);
         uint16_t *scales = edge(2 * 3 * 64);
-        for (size_t i = 0; i < 3 * 64; i++) scales[i] = 0x3c00;
+        for (size_t i = 0; i < 3 * 64; i++) scales[i] = s.w.encoding == WE_MXFP4 ? 0x7f7f : 0x3c00;
         s.w.scales = scales;
         degenerate_products(&s, we_integer_group(&s.w));
         degenerate_products(&s, 0);
@@ -331,7 +358,8 @@ static void invariance(size_t which, size_t rows, size_t n, size_t cols)
         we_matrix moved = s.w;                          /* other addresses: bytes, halves and floats allow them */
         const size_t step = s.w.encoding == WE_F32 ? 4 : s.w.encoding == WE_BF16 ? 2 : 1;
         if (s.w.row_bytes) moved.payload = copy_at(s.w.payload, rows * s.w.row_bytes, step);
-        if (s.w.scales) moved.scales = copy_at(s.w.scales, 2 * n_scales, 2);
+        const size_t scale_bytes = s.w.encoding == WE_MXFP4 ? 1 : 2;
+        if (s.w.scales) moved.scales = copy_at(s.w.scales, scale_bytes * n_scales, scale_bytes);
         part_of_product(&moved, &a, y, 3, 8, 3, rows);
     }
 }

@@ -8,7 +8,7 @@ static const struct { const char *name; int32_t encoding; uint32_t group, vec_di
     {"Q4G-128", WE_Q4G, 128, 0, 0},     {"Q4G-6", WE_Q4G, 6, 0, 0},       {"Q4G-48", WE_Q4G, 48, 0, 0},
     {"Q3G-128", WE_Q3G, 128, 0, 0},     {"Q3G-10", WE_Q3G, 10, 0, 0},     {"VQ3R", WE_VQ3R, 0, 8, 3},
     {"VQ2R", WE_VQ2R, 0, 8, 2},         {"VQ4P", WE_VQ4P, 0, 8, 4},       {"VQ3R of 5", WE_VQ3R, 0, 8, 5},
-    {"VQ3R by 4", WE_VQ3R, 0, 4, 3},
+    {"VQ3R by 4", WE_VQ3R, 0, 4, 3},       {"MXFP4", WE_MXFP4, 32, 0, 0},
 };
 const size_t n_samples = sizeof recipes / sizeof *recipes;
 
@@ -65,6 +65,32 @@ static void make_grouped(sample *s)
     s->w.scales = scales;
 }
 
+double e2m1_value(unsigned code)
+{
+    const int exponent = code >> 1 & 3, half = code & 1;
+    const double magnitude = exponent ? ldexp(2 + half, exponent - 2) : half * 0.5;
+    return code & 8 ? -magnitude : magnitude;
+}
+
+static void make_mxfp4(sample *s)
+{
+    static const uint8_t exponents[8] = {0, 1, 2, 90, 120, 127, 128, 140};      /* results stay finite */
+    const size_t rows = s->w.rows, cols = s->w.cols, n_groups = (cols + 31) / 32;
+    uint8_t *scales = edge(rows * n_groups), *payload = memset(edge(16 * rows * n_groups), 0, 16 * rows * n_groups);
+    s->w.row_bytes = 16 * n_groups;
+    for (size_t i = 0; i < rows * n_groups; i++) scales[i] = exponents[below(8)];
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t i = 0; i < cols; i++) {
+            const unsigned code = (unsigned)below(16);
+            put_code(payload + r * s->w.row_bytes, i, 4, code);
+            s->value[r * cols + i] = ldexp(e2m1_value(code), scales[r * n_groups + i / 32] - 127);
+            s->size[r * cols + i] = fabs(s->value[r * cols + i]);
+        }
+    }
+    s->w.payload = payload;
+    s->w.scales = (const uint16_t *)(const void *)scales;
+}
+
 static void make_vq(sample *s)
 {
     const size_t rows = s->w.rows, cols = s->w.cols, D = s->w.vec_dim, n_vecs = cols / D, stages = s->w.stages;
@@ -113,6 +139,7 @@ sample make_sample(size_t which, size_t rows, size_t cols)
     s.value = doubles(rows * cols);
     s.size = doubles(rows * cols);
     if (s.w.vec_dim) make_vq(&s);
+    else if (s.w.encoding == WE_MXFP4) make_mxfp4(&s);
     else if (s.w.group) make_grouped(&s);
     else make_plain(&s);
     return s;

@@ -6,11 +6,16 @@ import numpy as np
 from warp_embed import _kernels
 
 EPS = float(np.finfo(np.float32).eps)
-F32, BF16, Q8G, Q4G, VQ3R, VQ2R, Q3G, VQ4P = 0, 1, 2, 3, 4, 5, 7, 8
+F32, BF16, Q8G, Q4G, VQ3R, VQ2R, Q3G, VQ4P, MXFP4 = 0, 1, 2, 3, 4, 5, 7, 8, 9
 SIZES = [1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 128, 130, 264]
 
 # f16 scales: ordinary ones, subnormal ones, zero
 SCALES = np.array([0.01, 0.5, 1.25, 3e-3, 6e-8, 3e-7, 5e-5, 0.0], np.float16)
+
+
+# MXFP4: the sixteen codes; scale bytes from 2^-127 on, so that results are finite
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+EXPONENTS = np.array([0, 1, 2, 90, 120, 127, 128, 140], np.uint8)
 
 
 @dataclass
@@ -64,6 +69,16 @@ def grouped(encoding, rows, cols, group, rng):
     return Case(_kernels.Matrix(encoding, rows, cols, payload, scales, group=group), values, sizes, integer)
 
 
+def mxfp4(rows, cols, rng, exponents=EXPONENTS):
+    n_groups = -(-cols // 32)
+    codes = rng.integers(0, 16, (rows, n_groups * 32))
+    codes[:, cols:] = 0
+    scales = rng.choice(exponents, (rows, n_groups))
+    payload = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    values = (E2M1[codes] * 2.0 ** (np.repeat(scales, 32, axis=1) - 127.0))[:, :cols]
+    return Case(_kernels.Matrix(MXFP4, rows, cols, payload, scales, group=32), values, np.abs(values), 32)
+
+
 def vector_quantised(encoding, rows, cols, stages, rng, vec_dim=8):
     entries = 64 if encoding == VQ4P else 256
     n_vecs = cols // vec_dim
@@ -100,5 +115,6 @@ MAKERS = {
     "Q8G-32": _grouped(Q8G, 32), "Q8G-64": _grouped(Q8G, 64), "Q8G-128": _grouped(Q8G, 128), "Q8G-5": _grouped(Q8G, 5),
     "Q4G-32": _grouped(Q4G, 32), "Q4G-64": _grouped(Q4G, 64), "Q4G-128": _grouped(Q4G, 128), "Q4G-6": _grouped(Q4G, 6),
     "Q4G-48": _grouped(Q4G, 48), "Q3G-128": _grouped(Q3G, 128), "Q3G-10": _grouped(Q3G, 10),
+    "MXFP4": mxfp4,
     "VQ3R": _vq(VQ3R, 3), "VQ2R": _vq(VQ2R, 2), "VQ4P": _vq(VQ4P, 4), "VQ3R-5": _vq(VQ3R, 5), "VQ3R-4": _vq(VQ3R, 3, 4),
 }

@@ -1,7 +1,23 @@
 """Products with weight matrices, against float64; and the bits that may not depend on batch, range or alignment."""
 import numpy as np
 import pytest
-from kernels.matrices import BF16, EPS, F32, MAKERS, Q3G, Q4G, Q8G, SIZES, bits, grouped, plain, unaligned
+from kernels.matrices import (
+    BF16,
+    E2M1,
+    EPS,
+    F32,
+    MAKERS,
+    MXFP4,
+    Q3G,
+    Q4G,
+    Q8G,
+    SIZES,
+    bits,
+    grouped,
+    mxfp4,
+    plain,
+    unaligned,
+)
 
 from warp_embed import _kernels
 
@@ -96,10 +112,10 @@ def test_matmul_is_within_its_error_bound_for_hostile_inputs(level, name, kind):
         check_matmul(case, inputs(kind, n, case.values.shape[1], rng))
 
 
-@pytest.mark.parametrize("encoding", [Q8G, Q4G])
+@pytest.mark.parametrize("encoding", [Q8G, Q4G, MXFP4])
 def test_rows_of_very_many_groups_are_summed_whole(level, encoding):
-    rng = np.random.default_rng(13)
-    case = grouped(encoding, 5, 4500, 32, rng)              # 141 groups: scales are decoded in pieces
+    rng = np.random.default_rng(13)                         # 141 groups: scales are decoded in pieces
+    case = mxfp4(5, 4500, rng) if encoding == MXFP4 else grouped(encoding, 5, 4500, 32, rng)
     for n in (1, 3):
         check_matmul(case, inputs("normal", n, 4500, rng))
 
@@ -150,6 +166,27 @@ def test_decoding_gives_the_values_of_the_format(level, name):
         assert bits(case.matrix.decode(rows // 2, rows)) == bits(decoded[rows // 2:])
 
 
+def test_every_code_of_mxfp4_is_exact_under_every_scale_up_to_252(level):
+    payload = np.zeros((256, 16), np.uint8)
+    payload[:, 8:] = np.arange(0, 16, 2) | np.arange(1, 16, 2) << 4
+    scales = np.arange(256, dtype=np.uint8)
+    matrix = _kernels.Matrix(MXFP4, 256, 32, payload, scales, group=32)
+    expected = E2M1 * 2.0 ** (scales[:253, None] - 127.0)
+    assert np.array_equal(matrix.decode()[:253, 16:], expected)
+    x = np.zeros((16, 32), np.float32)
+    x[np.arange(16), np.arange(16, 32)] = 1e-30             # one weight a token
+    expected = (np.float64(np.float32(1e-30)) * expected.T)
+    assert np.allclose(matrix.matmul(x)[:, :253], expected, rtol=8 * EPS, atol=1e-37)
+    assert not np.isfinite(matrix.matmul(x)[:, 255]).any()
+
+
+def test_known_bytes_of_mxfp4(level):
+    payload = np.zeros((1, 16), np.uint8)
+    payload[0, :2] = 0x21, 0x9B
+    decoded = _kernels.Matrix(MXFP4, 1, 4, payload, np.array([[0x80]], np.uint8), group=32).decode()
+    assert decoded.tolist() == [[1, 2, -3, -1]]
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_levels_decode_to_the_same_bits(name):
     case = MAKERS[name](67, 136, np.random.default_rng(6))
@@ -198,6 +235,8 @@ def test_matrices_that_no_format_allows_are_refused():
                 dict(encoding=Q8G, rows=4, cols=16, payload=np.zeros(4 * 128, np.uint8), scales=scales[:3], group=128),
                 dict(encoding=3, rows=4, cols=15, payload=np.zeros(100, np.uint8), scales=scales, group=5),
                 dict(encoding=4, rows=4, cols=12, payload=np.zeros(100, np.uint8), scales=scales, stages=3),
+                dict(encoding=MXFP4, rows=1, cols=64, payload=np.zeros(32, np.uint8), scales=np.ones(4, np.uint8), group=32),
+                dict(encoding=MXFP4, rows=1, cols=64, payload=np.zeros(32, np.uint8), scales=np.ones(1, np.uint8), group=64),
                 dict(encoding=6, rows=4, cols=16, payload=np.zeros(100, np.uint8))):
         with pytest.raises(ValueError):
             _kernels.Matrix(**bad)

@@ -40,6 +40,7 @@ class Encoding(IntEnum):
     VQ2R = 5
     Q3G = 7
     VQ4P = 8
+    MXFP4 = 9                   # products only: no container has it yet
 
     @property
     def is_vq(self) -> bool:

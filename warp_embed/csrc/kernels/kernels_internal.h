@@ -19,6 +19,8 @@ enum {
     WE_LATENT_GROUP = 64        /* elements of a q8 latent that share a scale                      */
 };
 
+extern const int8_t we_e2m1_doubled[16];            /* MXFP4's codes */
+
 static inline size_t we_min(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t we_n_groups(const we_matrix *w) { return ((size_t)w->cols + w->group - 1) / w->group; }
 static inline int we_takes_integers(const we_matrix *w, const we_acts *a)
@@ -41,6 +43,10 @@ static inline const uint8_t *we_vq_row(const we_matrix *w, size_t row)
 
 static inline uint32_t we_float_bits(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
 static inline float we_bits_float(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
+
+/* Scale of a group of MXFP4 for doubled codes, 2^(e - 128): halved from 2^(e - 127), which is subnormal for e = 0. */
+static inline float we_e8m0_halved(uint8_t e) { return we_bits_float(e ? (uint32_t)e << 23 : 0x400000) * 0.5f; }
+static inline const uint8_t *we_e8m0_scales(const we_matrix *w) { return (const uint8_t *)w->scales; }
 
 /* The numbers a 16-bit pattern stands for and back; NaN comes out quiet, as F16C does it. */
 float we_f16_value(uint16_t h);

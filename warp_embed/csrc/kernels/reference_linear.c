@@ -29,11 +29,14 @@ static void decode_vq(const we_matrix *w, size_t row, size_t c0, size_t c1, floa
     }
 }
 
+const int8_t we_e2m1_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 static int integer_code(const we_matrix *w, const uint8_t *codes, size_t c)
 {
     switch (w->encoding) {
     case WE_Q8G: return (int8_t)codes[c];
     case WE_Q4G: return (codes[c / 2] >> (c & 1 ? 4 : 0) & 15) - 8;
+    case WE_MXFP4: return we_e2m1_doubled[codes[c / 2] >> (c & 1 ? 4 : 0) & 15];
     default: {                          /* Q3G: the guard byte makes the second read safe */
         const unsigned two = (unsigned)codes[3 * c / 8] | (unsigned)codes[3 * c / 8 + 1] << 8;
         return (int)(two >> (3 * c % 8) & 7) - 4;
@@ -41,11 +44,16 @@ static int integer_code(const we_matrix *w, const uint8_t *codes, size_t c)
     }
 }
 
+static float scale_of(const we_matrix *w, size_t row, size_t g)
+{
+    const size_t at = row * we_n_groups(w) + g;
+    return w->encoding == WE_MXFP4 ? we_e8m0_halved(we_e8m0_scales(w)[at]) : we_f16_value(w->scales[at]);
+}
+
 static void decode_groups(const we_matrix *w, size_t row, size_t c0, size_t c1, float *y)
 {
     const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes;
-    const uint16_t *scales = w->scales + row * we_n_groups(w);
-    for (size_t c = c0; c < c1; c++) y[c - c0] = we_f16_value(scales[c / w->group]) * (float)integer_code(w, codes, c);
+    for (size_t c = c0; c < c1; c++) y[c - c0] = scale_of(w, row, c / w->group) * (float)integer_code(w, codes, c);
 }
 
 /* y[0 .. c1 - c0) = W[row][c0 .. c1) */
@@ -190,6 +198,16 @@ static int32_t dot_q4(const uint8_t *codes, const int16_t *halves, size_t group,
     return dot;
 }
 
+static int32_t dot_mxfp4(const uint8_t *codes, const int16_t *halves, size_t group)
+{
+    int32_t dot = 0;                            /* at most 32 * 12 * 32639 */
+    for (size_t i = 0; i < group / 2; i++) {
+        dot += we_e2m1_doubled[codes[i] & 15] * halves[i];
+        dot += we_e2m1_doubled[codes[i] >> 4] * halves[group / 2 + i];
+    }
+    return dot;
+}
+
 static float integer_row(const we_matrix *w, size_t row, const we_acts *a, size_t t)
 {
     const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes;
@@ -197,10 +215,11 @@ static float integer_row(const we_matrix *w, size_t row, const we_acts *a, size_
     float sum = 0;
     for (size_t g = 0; g < n_groups; g++) {
         const size_t at = t * a->q_stride + g * group, at_scale = t * a->scale_stride + g;
-        const int32_t dot = w->encoding == WE_Q8G
-            ? dot_q8((const int8_t *)codes + g * group, a->q + at, group)
-            : dot_q4(codes + g * group / 2, a->q_halves + at, group, a->bias[at_scale]);
-        sum += we_f16_value(w->scales[row * n_groups + g]) * a->scale[at_scale] * (float)dot;
+        int32_t dot;
+        if (w->encoding == WE_Q8G)      dot = dot_q8((const int8_t *)codes + g * group, a->q + at, group);
+        else if (w->encoding == WE_Q4G) dot = dot_q4(codes + g * group / 2, a->q_halves + at, group, a->bias[at_scale]);
+        else                            dot = dot_mxfp4(codes + g * group / 2, a->q_halves + at, group);
+        sum += (float)dot * a->scale[at_scale] * scale_of(w, row, g);
     }
     return sum;
 }

@@ -22,18 +22,20 @@ static void decode_bf16(const uint16_t *x, size_t n, float *y)
 }
 
 /* Sixteen codes in order, as int8. */
-EXPANDED __m128i codes_x16(const uint8_t *codes, size_t c, int q4)
+EXPANDED __m128i codes_x16(const uint8_t *codes, size_t c, const int kind)
 {
-    if (!q4) return _mm_loadu_si128((const __m128i *)(const void *)(codes + c));
+    if (kind == WE_Q8G) return _mm_loadu_si128((const __m128i *)(const void *)(codes + c));
     const __m128i pairs = _mm_loadl_epi64((const __m128i *)(const void *)(codes + c / 2)), low = _mm_set1_epi8(15);
     const __m128i evens = _mm_and_si128(pairs, low), odds = _mm_and_si128(_mm_srli_epi16(pairs, 4), low);
-    return _mm_sub_epi8(_mm_unpacklo_epi8(evens, odds), _mm_set1_epi8(8));
+    const __m128i nibbles = _mm_unpacklo_epi8(evens, odds);
+    if (kind == WE_Q4G) return _mm_sub_epi8(nibbles, _mm_set1_epi8(8));
+    return _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)we_e2m1_doubled), nibbles);
 }
 
 /* y[0 .. n) from column c, n <= 16. */
-EXPANDED void decode_x16(const uint8_t *codes, size_t c, size_t n, __m256 scale, const int q4, float *y)
+EXPANDED void decode_x16(const uint8_t *codes, size_t c, size_t n, __m256 scale, const int kind, float *y)
 {
-    const __m128i code = codes_x16(codes, c, q4);
+    const __m128i code = codes_x16(codes, c, kind);
     const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(code));
     const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(code, 8)));
     store_some(y, _mm256_mul_ps(scale, low), n);
@@ -42,21 +44,30 @@ EXPANDED void decode_x16(const uint8_t *codes, size_t c, size_t n, __m256 scale,
 
 static int has_groups_of_16(const we_matrix *w)
 {
-    return (w->encoding == WE_Q8G || w->encoding == WE_Q4G) && w->group % 16 == 0;
+    return (w->encoding == WE_Q8G || w->encoding == WE_Q4G || w->encoding == WE_MXFP4) && w->group % 16 == 0;
 }
 
 /* Columns [c0, c1) of a row; c0 is a multiple of 16, and so is the group; rows are padded to whole groups. */
+EXPANDED void decode_kind(const we_matrix *w, size_t row, size_t c0, size_t c1, float *y, const int kind)
+{
+    const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes;
+    const size_t first = row * we_n_groups(w);
+    for (size_t c = c0; c < c1;) {
+        const size_t at = first + c / w->group, end = we_min(c / w->group * w->group + w->group, c1);
+        const float value = kind == WE_MXFP4 ? we_e8m0_halved(we_e8m0_scales(w)[at]) : we_f16_value(w->scales[at]);
+        const __m256 scale = _mm256_set1_ps(value);
+        for (; c + 16 <= end; c += 16, y += 16) decode_x16(codes, c, 16, scale, kind, y);
+        if (c < end) decode_x16(codes, c, end - c, scale, kind, y);
+        c = end;
+    }
+}
+
 static void decode_groups(const we_matrix *w, size_t row, size_t c0, size_t c1, float *y)
 {
-    const int q4 = w->encoding == WE_Q4G;
-    const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes;
-    const uint16_t *scales = w->scales + row * we_n_groups(w);
-    for (size_t c = c0; c < c1;) {
-        const __m256 scale = _mm256_set1_ps(we_f16_value(scales[c / w->group]));
-        const size_t end = we_min(c / w->group * w->group + w->group, c1);
-        for (; c + 16 <= end; c += 16, y += 16) decode_x16(codes, c, 16, scale, q4, y);
-        if (c < end) decode_x16(codes, c, end - c, scale, q4, y);
-        c = end;
+    switch (w->encoding) {
+    case WE_Q8G: decode_kind(w, row, c0, c1, y, WE_Q8G); break;
+    case WE_Q4G: decode_kind(w, row, c0, c1, y, WE_Q4G); break;
+    default:     decode_kind(w, row, c0, c1, y, WE_MXFP4); break;
     }
 }
 
@@ -289,7 +300,9 @@ static void float_rows(const we_matrix *w, size_t row, size_t n_rows, const floa
 
 void we_avx2_matmul(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y, size_t y_stride)
 {
-    if (we_takes_integers(w, a)) {
+    if (we_takes_integers(w, a) && w->encoding == WE_MXFP4) {
+        we_ref_matmul(w, row0, row1, a, n, y, y_stride);
+    } else if (we_takes_integers(w, a)) {
         we_avx2_matmul_integer(w, row0, row1, a, n, y, y_stride);
     } else if (is_vq8(w) && n == 1) {
         we_avx2_vq_token(w, row0, row1, a->x, y);
