@@ -42,6 +42,8 @@ def add_parser(commands):
     parser.add_argument("--positions", nargs="+", type=int, default=[4096, 32768], metavar="N", help="of MLA")
     parser.add_argument("--all", action="store_true", help="all shapes, all kinds of latents")
     parser.add_argument("--seconds", type=float, default=55, metavar="S", help="for all groups together (default 55)")
+    parser.add_argument("--sample", type=float, default=20, metavar="MS",
+                        help="length of a sample (default 20); shorter ones fit between others' turns of a busy machine")
     parser.add_argument("--memory", type=int, default=READ_BYTES >> 20, metavar="MiB",
                         help="weights that are passed over, to be out of every cache (default %(default)s)")
     parser.add_argument("--best", action="store_true", help="the shortest sample instead of the median: a busy machine")
@@ -62,7 +64,7 @@ def run(arguments):
         return 0 if groups else 2
     rows, limits = [], []
     for name, make in groups:
-        found, bounds = measure_group(make(), arguments.seconds / len(groups), options, arguments.best)
+        found, bounds = measure_group(make(), arguments.seconds / len(groups), options, arguments)
         rows += found
         limits += [{"group": name, **row} for row in bounds]
         report.print_rows(name, found, COLUMNS)
@@ -71,11 +73,12 @@ def run(arguments):
     return 0
 
 
-def measure_group(cases, seconds, options, best=False):
+def measure_group(cases, seconds, options, arguments):
     """(rows, limits): the cases timed in turns with the limits that apply to them."""
+    best = arguments.best
     limits = limit_cases([bound for case in cases for bound in case.bounds], options.memory_bytes)
     every = [*cases, *limits.values()]
-    sample_s = min(0.02, max(0.001, seconds / len(every) / 8))
+    sample_s = min(arguments.sample / 1000, max(0.001, seconds / len(every) / 8))
     measure(every, 0.8 * seconds, sample_s)
     rates = {key: (case.madds or case.nbytes) / median(case, best) for key, case in limits.items()}
     rows = [row_of(case, rates, best) for case in cases]
