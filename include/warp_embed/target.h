@@ -21,8 +21,7 @@
 #define WE_TARGET_POP
 #endif
 
-/* Before a short loop of a constant length: unrolled early enough for arrays of vectors to stay in registers. Others than
- * GCC need no word for it. */
+/* Before a short loop of a constant length: GCC then unrolls it before it decides what stays in registers. */
 #if defined(__GNUC__) && !defined(__clang__)
 #define WE_UNROLL WE_PRAGMA(GCC unroll 16)
 #else
