@@ -3,7 +3,9 @@
 #define WARP_EMBED_CPU_H
 
 enum {
-    WE_CPU_AVX2 = 1u << 0    /* AVX2, FMA and F16C, and the system saves the YMM registers (XGETBV) */
+    WE_CPU_AVX2 = 1u << 0,      /* AVX2, FMA and F16C, and the system saves the YMM registers (XGETBV) */
+    WE_CPU_DOTPROD = 1u << 1,   /* ARM64: dot products of bytes, sdot                                  */
+    WE_CPU_I8MM = 1u << 2       /* ARM64: products of matrices of bytes, smmla                         */
 };
 
 /* Feature bits, read from the processor once and the same for the life of the process. */

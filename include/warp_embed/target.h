@@ -9,6 +9,17 @@
 #define WE_ARM64 1
 #endif
 
+/* Compilers whose functions can be given these instructions; Apple counts clang's versions in its own way. */
+#if defined(WE_ARM64) && defined(__clang__)
+#if __clang_major__ >= 16 || (defined(__apple_build_version__) && __clang_major__ >= 15)
+#define WE_DOTPROD 1
+#define WE_I8MM 1
+#endif
+#elif defined(WE_ARM64) && defined(__GNUC__) && __GNUC__ >= 10
+#define WE_DOTPROD 1
+#define WE_I8MM 1
+#endif
+
 #define WE_PRAGMA(x) _Pragma(#x)
 #if defined(__clang__)
 #define WE_TARGET_PUSH(isa) WE_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))

@@ -34,6 +34,42 @@ unsigned we_cpu_features(void)
     cpuid(7, 0, r);
     return (r[1] & EBX_AVX2) ? WE_CPU_AVX2 : 0;
 }
+#elif defined(WE_ARM64) && defined(__linux__)
+#include <sys/auxv.h>
+
+unsigned we_cpu_features(void)
+{
+    enum { DOTPROD = 1ul << 20, I8MM = 1ul << 13 };     /* HWCAP_ASIMDDP, HWCAP2_I8MM; old headers lack the second */
+    return (getauxval(AT_HWCAP) & DOTPROD ? WE_CPU_DOTPROD : 0u) | (getauxval(AT_HWCAP2) & I8MM ? WE_CPU_I8MM : 0u);
+}
+
+#elif defined(WE_ARM64) && defined(__APPLE__)
+#include <sys/sysctl.h>
+
+static int has(const char *name)
+{
+    int value = 0;
+    size_t bytes = sizeof value;
+    return sysctlbyname(name, &value, &bytes, NULL, 0) == 0 && value != 0;
+}
+
+unsigned we_cpu_features(void)
+{
+    return (has("hw.optional.arm.FEAT_DotProd") ? WE_CPU_DOTPROD : 0u) |
+           (has("hw.optional.arm.FEAT_I8MM") ? WE_CPU_I8MM : 0u);
+}
+
+#elif defined(WE_ARM64) && defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+
+unsigned we_cpu_features(void)
+{
+    enum { DOTPROD = 43, I8MM = 66 };   /* PF_ARM_V82_DP_ and PF_ARM_V82_I8MM_INSTRUCTIONS_AVAILABLE of new SDKs */
+    return (IsProcessorFeaturePresent(DOTPROD) ? WE_CPU_DOTPROD : 0u) |
+           (IsProcessorFeaturePresent(I8MM) ? WE_CPU_I8MM : 0u);
+}
+
 #else
 unsigned we_cpu_features(void) { return 0; }
 #endif
