@@ -343,9 +343,10 @@ void check_mla(void)
 {
     static const size_t shapes[][3] = {{0, 1, 1}, {0, 5, 3}, {62, 4, 5}, {127, 1, 8}, {63, 66, 2}, {0, 3, 7}};
     const size_t n_widths = full ? 8 : 5;               /* 512 + 64 takes most of the time */
-    for (size_t i = 0; i < n_widths * 3 * 6; i++, release())
-        mla(widths[i / 18][0], widths[i / 18][1], (we_kv)(i / 6 % 3), shapes[i % 6][0], shapes[i % 6][1],
-            shapes[i % 6][2]);
+    for (size_t i = 0; i < n_widths * 3 * 6; i++, release()) {
+        const size_t n = full || shapes[i % 6][1] < 9 ? shapes[i % 6][1] : 3;
+        mla(widths[i / 18][0], widths[i / 18][1], (we_kv)(i / 6 % 3), shapes[i % 6][0], n, shapes[i % 6][2]);
+    }
     for (int kv = 0; kv < 3; kv++, release()) mla(512, 64, (we_kv)kv, 66, 2, 5);
     hostile_mla();
 }
