@@ -126,7 +126,7 @@ typedef struct we_router {
 /* ---------------------------------------------------------------------- kernels ---- */
 
 typedef struct we_kernels {
-    const char *isa;                /* "reference", "avx2" */
+    const char *isa;                /* "reference", "avx2", "neon", "dotprod", "i8mm" */
 
     /* -- numbers -- */
     void (*f16_to_f32)(float *y, const uint16_t *x, size_t n);          /* exact, subnormals included      */

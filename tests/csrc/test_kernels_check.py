@@ -12,7 +12,8 @@ ARM_GCC = ["aarch64-linux-gnu-gcc"]
 ARM_CLANG = ["clang", "--target=aarch64-linux-gnu"]
 ARM_CPUS = {                            # a processor that qemu knows: the levels that it must be given
     "cortex-a57": ["reference", "neon"],
-    "max": ["reference", "neon"],
+    "neoverse-n1": ["reference", "neon", "dotprod"],
+    "max": ["reference", "neon", "dotprod", "i8mm"],
 }
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="the program uses mmap, the emulators Linux")

@@ -22,6 +22,9 @@ void we_neon_kda(const we_kda_args *a);
 void we_neon_latent_load(float *y, const void *latent, size_t r, size_t rope, we_kv kv);
 void we_neon_mla(const we_mla_args *a);
 
+void we_dotprod_matmul(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y,
+                       size_t y_stride);
+
 /* Parts of matmul and decode_rows, in files of their own. */
 void we_neon_matmul_integer(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y,
                             size_t y_stride);

@@ -13,6 +13,12 @@ static const struct { const we_kernels *table; unsigned needs; } levels[] = {
 #ifdef WE_ARM64
     {&we_neon, 0},
 #endif
+#ifdef WE_DOTPROD
+    {&we_dotprod, WE_CPU_DOTPROD},
+#endif
+#ifdef WE_I8MM
+    {&we_i8mm, WE_CPU_DOTPROD | WE_CPU_I8MM},
+#endif
 };
 enum { N_LEVELS = sizeof levels / sizeof *levels };
 

@@ -10,7 +10,7 @@ extern const we_kernels we_reference;
 extern const we_kernels we_avx2;
 #endif
 #ifdef WE_ARM64
-extern const we_kernels we_neon;
+extern const we_kernels we_neon, we_dotprod, we_i8mm;
 #endif
 
 enum {
