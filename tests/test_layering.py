@@ -35,6 +35,7 @@ LAYER_OF = [
     (r"warp_embed/(errors|units|_version)", "base"),
     (r"warp_embed/(engine|runtime|convert|cli|integrations)(/.*)?", r"\1"),
     (r"warp_embed/__main__", "cli"),
+    (r"warp_embed/_pyinstaller(/.*)?", "integrations"),
     (r"warp_embed(/__init__|/testing)?", "public"),
 ]
 # A library used in one place only, so that replacing it stays a small change: module -> files that may import it.

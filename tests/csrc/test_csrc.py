@@ -55,17 +55,34 @@ def try_out(compiler, sanitizer, folder):
     return None
 
 
+def build(program, compiler, flags, folder):
+    """Compile a program with the C files that it tests; their allocations go through alloc.h."""
+    objects = []
+    for name in PROGRAMS[program]:
+        objects.append(str(folder / f"{name}.o"))
+        compile_or_fail([compiler, *flags, *ALLOC, "-c", str(CSRC / name), "-o", objects[-1]])
+    compile_or_fail([compiler, *flags, str(HERE / f"{program}.c"), *objects, "-o", str(folder / program)])
+    return [str(folder / program), str(folder / "scratch")]
+
+
 @pytest.mark.parametrize("program, compiler, sanitizer", RUNS)
 def test_core(program, compiler, sanitizer, usable, tmp_path):
     usable(compiler, sanitizer)
-    flags = [*FLAGS, *(ADDRESS if sanitizer == "address" else THREAD)]
-    objects = []
-    for name in PROGRAMS[program]:
-        objects.append(str(tmp_path / f"{name}.o"))
-        compile_or_fail([compiler, *flags, *ALLOC, "-c", str(CSRC / name), "-o", objects[-1]])
-    compile_or_fail([compiler, *flags, str(HERE / f"{program}.c"), *objects, "-o", str(tmp_path / program)])
-    done = subprocess.run([str(tmp_path / program), str(tmp_path / "scratch")], capture_output=True, text=True,
-                          timeout=300, env={**os.environ, "ASAN_OPTIONS": "allocator_may_return_null=1"})
+    command = build(program, compiler, [*FLAGS, *(ADDRESS if sanitizer == "address" else THREAD)], tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "ASAN_OPTIONS": "allocator_may_return_null=1"})
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_core_under_valgrind(program, tmp_path):
+    """Reads of memory that nobody wrote, which the sanitizers above do not see."""
+    if not shutil.which("valgrind") or not shutil.which("gcc"):
+        pytest.skip("valgrind or gcc is not installed")
+    command = build(program, "gcc", FLAGS, tmp_path)
+    done = subprocess.run(["valgrind", "-q", "--error-exitcode=9", "--leak-check=full", *command], capture_output=True,
+                          text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-6000:]
 
 
