@@ -230,13 +230,13 @@ def test_sizes_of_zero_are_allowed(level):
 
 
 def test_matrices_that_no_format_allows_are_refused():
-    scales = np.ones(4, np.float16)
+    scales, exponents = np.ones(4, np.float16), np.ones(4, np.uint8)
     for bad in (dict(encoding=Q8G, rows=4, cols=16, payload=np.zeros(4 * 128 - 1, np.uint8), scales=scales, group=128),
                 dict(encoding=Q8G, rows=4, cols=16, payload=np.zeros(4 * 128, np.uint8), scales=scales[:3], group=128),
                 dict(encoding=3, rows=4, cols=15, payload=np.zeros(100, np.uint8), scales=scales, group=5),
                 dict(encoding=4, rows=4, cols=12, payload=np.zeros(100, np.uint8), scales=scales, stages=3),
-                dict(encoding=MXFP4, rows=1, cols=64, payload=np.zeros(32, "u1"), scales=np.ones(4, np.uint8), group=32),
-                dict(encoding=MXFP4, rows=1, cols=64, payload=np.zeros(32, "u1"), scales=np.ones(1, np.uint8), group=64),
+                dict(encoding=MXFP4, rows=1, cols=64, payload=np.zeros(32, "u1"), scales=exponents, group=32),
+                dict(encoding=MXFP4, rows=1, cols=64, payload=np.zeros(32, "u1"), scales=exponents[:1], group=64),
                 dict(encoding=6, rows=4, cols=16, payload=np.zeros(100, np.uint8))):
         with pytest.raises(ValueError):
             _kernels.Matrix(**bad)

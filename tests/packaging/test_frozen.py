@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("PyInstaller") is None,
                        reason="PyInstaller is not installed: pip install 'warp_embed[frozen]'"),
-    pytest.mark.skipif("warp_embed" not in {e.dist.name for e in metadata.entry_points(group="pyinstaller40") if e.dist},
+    pytest.mark.skipif(all(e.dist and e.dist.name != "warp_embed" for e in metadata.entry_points(group="pyinstaller40")),
                        reason="the package is not installed, so PyInstaller cannot find its hook: pip install -e ."),
 ]
 
