@@ -13,13 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDER = "Grüße an alle"
+HOOKS = [each for each in metadata.entry_points(group="pyinstaller40") if each.dist and each.dist.name == "warp_embed"]
 BUILDS = ("--onedir", "--onefile")
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("PyInstaller") is None,
                        reason="PyInstaller is not installed: pip install 'warp_embed[frozen]'"),
-    pytest.mark.skipif(all(e.dist and e.dist.name != "warp_embed" for e in metadata.entry_points(group="pyinstaller40")),
+    pytest.mark.skipif(not HOOKS,
                        reason="the package is not installed, so PyInstaller cannot find its hook: pip install -e ."),
 ]
 
