@@ -160,6 +160,7 @@ class Chat:
         self._messages: list[dict[str, str]] = []
         self._todo: list[int] = []              # of the transcript, what the session has not read yet
         self._open: dict[str, str] | None = None        # the reply that is being given: a member of _messages
+        self._cancelled = False                 # since the last question: also between two tokens, when nothing runs
         self.finish_reason: FinishReason | None = None
         self.reply: list[Token] = []
 
@@ -198,6 +199,7 @@ class Chat:
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}; it must be at least 1")
         turn = self._format.turn("user", self._tokenizer.encode(text)) + self._format.open
+        self._cancelled = False
         return self._answer(text, turn, max_tokens, sampling, StopFilter(stop))
 
     def settle(self) -> None:
@@ -211,6 +213,7 @@ class Chat:
 
     def cancel(self) -> None:
         """End the reply that is being given, from any thread; its ``finish_reason`` is then "cancelled"."""
+        self._cancelled = True
         self.session.cancel()
 
     def close(self) -> None:
@@ -281,6 +284,8 @@ class Chat:
 
     def _next(self, sampling: Sampling | None, max_tokens: int) -> tuple[Token | None, FinishReason | None]:
         """One more token of the reply, and why it is the last one if it is."""
+        if self._cancelled:
+            return None, "cancelled"
         try:
             token = self.session.step(sampling)
         except Cancelled:
