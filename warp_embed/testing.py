@@ -25,6 +25,7 @@ class Recorder:
         self.start = session.position
         self.seen: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self.recording = False
+        self.waiting: tuple[int, int, dict[str, np.ndarray]] | None = None      # of a pass that may have been paused
         self.forced: dict[int, tuple[np.ndarray, np.ndarray]] = {}      # position -> [MoE layers][top_k]
 
     def arrays(self, position: int, n: int) -> dict[str, np.ndarray]:
@@ -34,8 +35,11 @@ class Recorder:
         shape = (len(self.layers), n, self.top_k)
         out: dict[str, np.ndarray] = {}
         if self.recording:
-            out |= {"trace_idx": np.zeros(shape, np.int32), "trace_weight": np.zeros(shape, np.float32),
+            if self.waiting is None or self.waiting[:2] != (position, n):
+                self.waiting = position, n, {
+                    "trace_idx": np.zeros(shape, np.int32), "trace_weight": np.zeros(shape, np.float32),
                     "trace_logits": np.zeros((*shape[:2], self.n_experts), np.float32)}
+            out |= self.waiting[2]
         if self.forced:
             pairs = [self.forced[position + t] for t in range(n)]       # KeyError: the trace does not reach so far
             out |= {"forced_idx": np.ascontiguousarray(np.stack([idx for idx, _ in pairs], 1)),
@@ -47,6 +51,7 @@ class Recorder:
         """The pass that was given these arrays was committed."""
         if trace_idx is not None and trace_weight is not None and trace_logits is not None:
             self.seen.append((trace_idx, trace_weight, trace_logits))
+        self.waiting = None
 
 
 class Trace:
@@ -128,14 +133,21 @@ def trace(session: Session) -> Trace:
 def force_routing(session: Session, source: Trace | None) -> None:
     """Make a session route as `source` did, position by position; None: by its own router again.
 
-    A token at a position that `source` did not see raises KeyError.
+    A token at a position that `source` did not see raises KeyError; a trace of another model's shape, ValueError.
     """
     recorder = _recorder(session)
     recorder.forced = {}
     if source is None:
         return
     routing = source.routing
+    if list(routing) != recorder.layers:
+        raise ValueError(f"a trace of layers {list(routing)} for a model with experts in layers {recorder.layers}")
+    if not routing:
+        return
     idx, weight = (np.stack([routing[layer][part] for layer in recorder.layers]) for part in (0, 1))
+    if idx.size and (idx.shape[2] != recorder.top_k or idx.min() < 0 or idx.max() >= recorder.n_experts
+                     or (np.diff(idx, axis=2) <= 0).any()):
+        raise ValueError(f"a trace that does not choose {recorder.top_k} of {recorder.n_experts} experts, ascending")
     recorder.forced = {source.start + t: (idx[:, t], weight[:, t]) for t in range(idx.shape[1])}
 
 

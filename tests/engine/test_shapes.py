@@ -7,7 +7,7 @@ from reference.checkpoint import kimi, write_checkpoint
 from reference.forward import forward
 
 import warp_embed
-from warp_embed import Model, _kernels
+from warp_embed import Model, _kernels, testing
 from warp_embed.convert import convert
 
 N = 70                                      # a full tile of latents and a part of one; more than four small chunks
@@ -122,6 +122,22 @@ def test_a_context_is_used_to_its_last_position(made, shape, context):
         session.close()
         with model.restore(file.getvalue()) as again:
             assert again.position == context and np.array_equal(again.logits, want)
+
+
+def test_a_trace_goes_across_pauses_and_fits_its_model_only(made):
+    path, ids, _ = made("base")
+    with Model.open(path, kv="f32", context=N + 1) as model, model.session() as whole, model.session() as paused:
+        with testing.trace(whole) as want, testing.trace(paused) as seen:
+            whole.prefill(ids[:9])
+            for token in ids[:9]:
+                while paused.step(token=int(token), budget_s=0) is None:
+                    pass
+        for layer, arrays in want.routing.items():
+            assert all(np.array_equal(a, b) for a, b in zip(seen.routing[layer], arrays, strict=True))
+            assert np.array_equal(seen.router_logits[layer], want.router_logits[layer])
+    for other in ("one-expert", "top-1", "all-moe", "no-experts"):
+        with Model.open(made(other)[0], context=N) as model, model.session() as session, pytest.raises(ValueError):
+            testing.force_routing(session, want)
 
 
 def test_prompts_around_the_chunk(made, level):

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from warp_embed import BudgetError, Cancelled, ContextFull, Model, SessionBusy, SessionClosed, StateError
+from warp_embed import BudgetError, Cancelled, ContextFull, Model, SessionBusy, SessionClosed, StateError, _kernels
 
 EXPECTED = (SessionBusy, SessionClosed, Cancelled, ContextFull, BudgetError, StateError)
 LENGTH = 60
@@ -205,6 +205,30 @@ def test_a_cancel_before_the_first_token_of_a_generation_counts(model, prompt):
         session.cancel()
         assert [token.finish_reason for token in tokens] == ["cancelled"]
         assert session.position == len(prompt) + 1
+
+
+def test_other_threads_run_while_a_pass_does(tiny):
+    """Reference kernels make a pass of 256 tokens so long that a thread which had to wait for it would be seen."""
+    beats, stop = [], threading.Event()
+
+    def beat():
+        while not stop.wait(0.001):
+            beats.append(time.perf_counter())
+
+    _kernels.force("reference")
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with Model.open(tiny, context=256, threads=1) as model, model.session() as session:
+            start = time.perf_counter()
+            session.prefill([1, 2, 3, 4] * 64)
+            end = time.perf_counter()
+    finally:
+        _kernels.force(None)
+        stop.set()
+        thread.join()
+    inside = [start, *(t for t in beats if start < t < end), end]
+    assert max(np.diff(inside)) < (end - start) / 2 and len(inside) > 5
 
 
 def test_a_generation_that_is_dropped_holds_nothing(model, prompt):
