@@ -428,6 +428,10 @@ cdef class State:
         copy_floats(&out[0], &self.half()[0], self.parts.half_floats)
         return copy
 
+    def hidden(self):
+        """float32 copy (hidden,) of the normed hidden vector after the last committed token."""
+        return np.array(<float[:self.engine.c.hidden]>self.parts.hidden[self.parity])
+
     def latent_bytes(self, size_t layer):
         """uint8 copy (position, bytes of a latent) of an MLA layer's committed latents."""
         cdef Config *c = &self.engine.c

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from warp_embed.engine.turn import Turn, TurnUnless
 from warp_embed.errors import Cancelled, ContextFull, SessionClosed, StateError
 from warp_embed.runtime import statefile
 from warp_embed.runtime.checkpoints import INTERVAL, Checkpoint, Checkpoints
-from warp_embed.runtime.sampling import Sampling, choose
+from warp_embed.runtime.sampling import Sampling, choose, most_likely
 from warp_embed.runtime.tokenizer import TextStream
 from warp_embed.runtime.tokens import Token, TokenStats, as_ids
 
@@ -49,6 +50,7 @@ class SessionCore:
         self._pending: Token | None = None          # chosen, but its evaluation was paused
         self._checkpoints = Checkpoints(model.plan.checkpoints)
         self._recorder: Recorder | None = None      # warp_embed.testing
+        self.note: dict[str, Any] | None = None     # what came with a saved state
 
     @property
     def position(self) -> int:
@@ -86,6 +88,7 @@ class SessionCore:
             except (ValueError, KeyError) as error:
                 raise StateError(f"the saved state does not fit this model: {error}", field="arena") from None
             self._seed = saved.seed
+            self.note = saved.note
 
     def _prefill(self, state: State, ids: np.ndarray, every: np.ndarray | None = None,
                  on_progress: Callable[[int, int], object] | None = None) -> None:
@@ -139,8 +142,9 @@ class SessionCore:
                 self._try_checkpoint(state)
         return done
 
-    def _next(self, sampling: Sampling, token: int | None) -> Token:
-        """The token to evaluate: the pending one, the one given, or one chosen from the logits."""
+    def _next(self, sampling: Sampling, token: int | None, top: int = 0,
+              allowed: np.ndarray | None = None) -> Token:
+        """The token to evaluate: the pending one, the one given, or one chosen from the logits (of those allowed)."""
         if self._pending is not None:
             if token is not None and token != self._pending.id:
                 raise StateError(f"token {self._pending.id} is pending; resume it, or cancel() to drop it",
@@ -150,12 +154,14 @@ class SessionCore:
         if token is None:
             if self.position == 0:
                 raise StateError("there are no logits yet: prefill a prompt, or give a token", field="position")
-            chosen, logprob = choose(self._current_logits(), sampling, self._seed, self.position, self._tokens)
-            return Token(chosen, "", logprob)
-        if self.position == 0:
+            logits = self._current_logits()
+            token, logprob = choose(logits, sampling, self._seed, self.position, self._tokens, allowed)
+        elif self.position == 0:
             return Token(token, "", math.nan)
-        logits = self._current_logits()
-        return Token(token, "", float(logits[token]) - _kernels.log_sum_exp(logits))
+        else:
+            logits = self._current_logits()
+            logprob = float(logits[token]) - _kernels.log_sum_exp(logits)
+        return Token(token, "", logprob, top_logprobs=most_likely(logits, top) if top else ())
 
     def _evaluate(self, state: State, token: Token, budget_s: float | None) -> Token | None:
         """Evaluate one token, or a part of it; what it cost so far is in its stats."""
@@ -170,10 +176,10 @@ class SessionCore:
                            so_far.bytes_read + after[2] - before[2], so_far.total_ms + spent * 1e3,
                            so_far.io_ms + (after[3] - before[3]) * 1e3)
         if not done:
-            self._pending, self._logits = Token(token.id, "", token.logprob, stats), logits
+            self._pending, self._logits = dataclasses.replace(token, stats=stats), logits
             return None
         self._logits = row[0]
-        return Token(token.id, self._text(token.id), token.logprob, stats)
+        return dataclasses.replace(token, text=self._text(token.id), stats=stats)
 
     def _current_logits(self) -> np.ndarray:
         if self._logits is None:        # something stopped behind a pass, or the session was restored

@@ -70,7 +70,8 @@ class Sampling:
 
 
 def choose(logits: Floats, sampling: Sampling, seed: int, position: int,
-           tokens: Sequence[int] | npt.NDArray[np.integer[Any]]) -> tuple[int, float]:
+           tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
+           allowed: npt.NDArray[np.bool_] | None = None) -> tuple[int, float]:
     """One token from the logits of a position.
 
     Parameters
@@ -84,6 +85,8 @@ def choose(logits: Floats, sampling: Sampling, seed: int, position: int,
         Index that the token will have.
     tokens : sequence of int
         The ids so far, for the repetition penalty.
+    allowed : ndarray, shape (vocab,), bool, optional
+        Where False, the token is never chosen.
 
     Returns
     -------
@@ -94,21 +97,34 @@ def choose(logits: Floats, sampling: Sampling, seed: int, position: int,
     Raises
     ------
     NumericError    a logit is NaN, or none is above -inf.
-    ValueError      logit_bias names an id outside the vocabulary or forbids every token.
+    ValueError      logit_bias names an id outside the vocabulary or forbids every token that is allowed.
     """
     total = _log_sum_exp(logits)
     if math.isnan(total) or total == -math.inf:
         raise NumericError(f"the logits at position {position} are not numbers; the weights may be damaged")
     changed = _adjust(logits, sampling, tokens)
+    if allowed is not None:
+        changed = np.where(allowed, changed, -np.inf)
     token = int(np.argmax(changed))                     # the lowest of equals
     if changed[token] == -math.inf:
-        raise ValueError("logit_bias forbids every token")
+        raise ValueError("logit_bias forbids every token" + ("" if allowed is None else " that the grammar allows"))
     if sampling.temperature > 0.0 and sampling.top_k != 1 and changed[token] < math.inf:
         token = _draw(changed, token, sampling, _uniform(seed if sampling.seed is None else sampling.seed, position))
     chosen = float(logits[token])
     if chosen == math.inf:                              # the limit: all infinite ones share the probability
         return token, -math.log(np.count_nonzero(logits == math.inf))
     return token, chosen - total
+
+
+def most_likely(logits: Floats, n: int) -> tuple[tuple[int, float], ...]:
+    """(id, logprob) of the n largest of the logits (vocab,), the largest first, the lower id of equals; n <= vocab."""
+    ids = _largest(logits, n) if n < len(logits) else np.arange(len(logits))
+    ids = ids[np.argsort(-logits[ids], kind="stable")]
+    total = _log_sum_exp(logits)
+    if total == math.inf:                               # as in choose
+        share = -math.log(np.count_nonzero(logits == math.inf))
+        return tuple((int(i), share if logits[i] == math.inf else -math.inf) for i in ids)
+    return tuple((int(i), float(logits[i]) - total) for i in ids)
 
 
 def _adjust(logits: Floats, sampling: Sampling, tokens: Iterable[int]) -> Floats:

@@ -2,27 +2,24 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from warp_embed.errors import Cancelled, ContextFull, StateError
+from warp_embed.errors import ContextFull, StateError
 from warp_embed.runtime import statefile
 from warp_embed.runtime.core import SessionCore
+from warp_embed.runtime.generation import GREEDY, Decoding, decode, top_n
 from warp_embed.runtime.sampling import Sampling
-from warp_embed.runtime.tokenizer import StopFilter
-from warp_embed.runtime.tokens import FinishReason, Token, as_id, as_ids
+from warp_embed.runtime.tokens import Token, as_id, as_ids
 
 if TYPE_CHECKING:
-    from warp_embed.engine.forward import State
     from warp_embed.runtime.paths import AnyPath
 
-GREEDY = Sampling()
 Logits = npt.NDArray[np.float32]
 
 
@@ -35,6 +32,8 @@ class Session(SessionCore):
     Attributes
     ----------
     model : Model
+    note : dict or None
+        What the program saved with a session that was restored.
     """
 
     # ---- what it holds ----
@@ -59,6 +58,21 @@ class Session(SessionCore):
         with self._turn:
             self._opened()
             return None if self.position == 0 else self._current_logits().copy()
+
+    @property
+    def embedding(self) -> Logits | None:
+        """The last normed hidden vector, from which ``logits`` are computed: float32, shape (hidden,), a copy.
+
+        It stands for the text so far: alike texts have alike directions. None at position 0.
+        """
+        with self._turn:
+            state = self._opened()
+            return None if self.position == 0 else state.hidden()
+
+    @property
+    def seed(self) -> int:
+        """What random numbers come from where ``Sampling.seed`` is None; drawn once, saved, and kept by forks."""
+        return self._seed
 
     # ---- work ----
 
@@ -101,7 +115,7 @@ class Session(SessionCore):
             return self._current_logits().copy() if every is None else every
 
     def step(self, sampling: Sampling | None = None, *, token: int | None = None,
-             budget_s: float | None = None) -> Token | None:
+             budget_s: float | None = None, top_logprobs: int = 0) -> Token | None:
         """Choose a token from ``logits`` (or take the one given), evaluate it, and return it.
 
         Parameters
@@ -113,6 +127,8 @@ class Session(SessionCore):
         budget_s : float, optional
             Seconds after which the evaluation pauses between two layers or experts. Call again, or :meth:`poll`, to go
             on with the same token.
+        top_logprobs : int
+            So many of the most likely tokens are listed in ``Token.top_logprobs``.
 
         Returns
         -------
@@ -133,9 +149,10 @@ class Session(SessionCore):
             token = as_id(token, self.model.config.vocab)
         if budget_s is not None and not budget_s >= 0:
             raise ValueError(f"budget_s={budget_s!r} is not a time")
+        top = top_n(top_logprobs, self.model.config.vocab)
         with self._turn:
             state = self._begin()
-            return self._evaluate(state, self._next(sampling or GREEDY, token), budget_s)
+            return self._evaluate(state, self._next(sampling or GREEDY, token, top), budget_s)
 
     def poll(self, budget_s: float = 0.0) -> Token | None:
         """Go on with a pending token for `budget_s` seconds; the Token when it is evaluated.
@@ -149,7 +166,8 @@ class Session(SessionCore):
             return None if self._pending is None else self._evaluate(state, self._pending, budget_s)
 
     def generate(self, prompt: str | Sequence[int] | None = None, *, max_tokens: int | None = None,
-                 sampling: Sampling | None = None, stop: str | Sequence[str] = ()) -> Iterator[Token]:
+                 sampling: Sampling | None = None, stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (),
+                 top_logprobs: int = 0) -> Iterator[Token]:
         """Read `prompt`, then decode token by token until something ends it.
 
         Parameters
@@ -162,60 +180,29 @@ class Session(SessionCore):
             Default: greedy.
         stop : str or sequence of str
             Strings that end the text. They are not shown, nor is what follows; their tokens have been evaluated.
+        stop_ids : sequence of int
+            Tokens that end the text as the end of sequence does: they are not evaluated.
+        top_logprobs : int
+            So many of the most likely tokens are listed in every ``Token.top_logprobs``.
 
         Yields
         ------
         Token
-            The last one has a ``finish_reason``: "stop" (end of sequence, or a stop string), "length" (`max_tokens`),
-            "context" (no room), "cancelled".
+            The last one has a ``finish_reason``: "stop" (end of sequence, one of `stop` or `stop_ids`), "length"
+            (`max_tokens`), "context" (no room), "cancelled".
 
         Raises
         ------
         As prefill and step, but for Cancelled, which becomes the last token's reason. The generator may be dropped
         at any point; the session then is at the last token it gave.
         """
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens={max_tokens} leaves nothing to do")
-        text_filter = StopFilter(stop)
+        how = Decoding.of(self.model, max_tokens, sampling, stop, stop_ids, top_logprobs)
         if prompt is None:
             with self._turn:
                 self._begin()               # here and not with the first token: a cancel() from now on counts
         else:
             self.prefill(self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
-        return self._generate(sampling or GREEDY, math.inf if max_tokens is None else max_tokens, text_filter)
-
-    def _generate(self, sampling: Sampling, left: float, text_filter: StopFilter) -> Iterator[Token]:
-        eos = self.model.config.eos_token_id
-        while True:
-            with self._turn:
-                token, reason = self._generate_one(self._opened(), sampling, eos)
-            left -= 1
-            text = text_filter.push(token.text)
-            if reason is None and text_filter.stopped:
-                reason = "stop"
-            if reason is None and left == 0:
-                reason = "length"
-            if reason is None and self.position == self.context:
-                reason = "context"
-            if reason is not None:
-                rest = self._stream.flush() if self._stream is not None else ""
-                text += text_filter.push(rest) + text_filter.flush()
-            yield Token(token.id, text, token.logprob, token.stats, reason)
-            if reason is not None:
-                return
-
-    def _generate_one(self, state: State, sampling: Sampling, eos: int | None) -> tuple[Token, FinishReason | None]:
-        """The next token, evaluated unless it ends the text."""
-        chosen = self._next(sampling, None)
-        if chosen.id == eos:
-            self._drop_pending(state)
-            return chosen, "stop"
-        try:
-            token = self._evaluate(state, chosen, None)
-        except Cancelled:
-            return chosen, "cancelled"
-        assert token is not None        # only a budget pauses
-        return token, None
+        return decode(self, how)
 
     def cancel(self) -> None:
         """Ask a running prefill, step or generate to stop; it raises Cancelled (generate ends). Any thread, any time.
@@ -309,13 +296,21 @@ class Session(SessionCore):
             twin._checkpoints = self._checkpoints.copy()
             return twin
 
-    def save(self, target: AnyPath | BinaryIO) -> None:
+    def save(self, target: AnyPath | BinaryIO, *, note: dict[str, Any] | None = None) -> None:
         """Write the session to a path (temporary file, flushed, renamed; mode 0600) or a binary file object.
 
         :meth:`Model.restore` gives a session that goes on exactly as this one would. A pending token is not saved.
 
+        Parameters
+        ----------
+        target : path or binary file
+        note : dict, optional
+            JSON of the program's own, at most 16 MiB; the restored session has it as ``note``.
+
         Raises
         ------
+        TypeError, ValueError
+            The note is no JSON, or too large; nothing was written.
         StateError       nothing was evaluated yet.
         OSError          the file cannot be written; an old one is untouched.
         """
@@ -325,7 +320,8 @@ class Session(SessionCore):
                 raise StateError("an empty session has nothing to save", field="position")
             config = self.model.config
             latents = {layer: state.latent_bytes(layer) for layer in range(config.n_layers) if not config.is_kda(layer)}
-            saved = statefile.SavedSession(np.array(self._tokens, np.int32), self._seed, state.arena_half(), latents)
+            saved = statefile.SavedSession(np.array(self._tokens, np.int32), self._seed, state.arena_half(), latents,
+                                           note)
             statefile.write(target, saved, self.model.fingerprint, self.model.plan.kv)
 
     def close(self) -> None:

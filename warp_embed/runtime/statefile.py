@@ -8,7 +8,8 @@
     sections      one behind the other, in the order of the list, nothing behind them
 
 All numbers are little-endian. Sections: "tokens" int32, "arena" float32 (for every KDA layer S [H][D][D] and
-convolution tail [K - 1][3 C]; then the last normed hidden vector), "latents.N" for every MLA layer (position rows).
+convolution tail [K - 1][3 C]; then the last normed hidden vector), "latents.N" for every MLA layer (position rows);
+perhaps "note", UTF-8 JSON of the program's own. docs/state-format.md says more.
 A file is hostile until checked: nothing is built from it before all of it was read and every CRC holds.
 """
 from __future__ import annotations
@@ -31,6 +32,7 @@ from warp_embed.runtime.paths import AnyPath
 
 MAGIC = b"WESTATE\0"
 VERSION = 1
+NOTE_CAP = 1 << 24              # bytes of JSON
 HEADER_CAP = 1 << 20            # bytes of JSON; a real one has a few kilobytes
 START = struct.Struct("<8sII")
 CRC = struct.Struct("<I")
@@ -42,18 +44,23 @@ class SavedSession:
     seed: int
     arena: np.ndarray               # float32, flat
     latents: dict[int, np.ndarray]  # MLA layer -> uint8 (position, bytes of a latent)
+    note: dict[str, Any] | None = None
 
 
 def write(target: AnyPath | BinaryIO, saved: SavedSession, fingerprint: str, kv: str) -> None:
-    """Write to a path (temporary file, flushed, renamed; readable by its owner only) or to a binary file object."""
+    """Write to a path (temporary file, flushed, renamed; readable by its owner only) or to a binary file object.
+
+    TypeError or ValueError, before anything is written, if the note is no JSON object of at most 16 MiB.
+    """
+    note = b"" if saved.note is None else _note_bytes(saved.note)
     if not isinstance(target, str | bytes | os.PathLike):
-        _write_stream(target, saved, fingerprint, kv)
+        _write_stream(target, saved, note, fingerprint, kv)
         return
     path = os.fsdecode(target)
     descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=os.path.dirname(path) or ".")
     try:
         with os.fdopen(descriptor, "wb") as stream:         # mkstemp made it 0600
-            _write_stream(stream, saved, fingerprint, kv)
+            _write_stream(stream, saved, note, fingerprint, kv)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -63,9 +70,20 @@ def write(target: AnyPath | BinaryIO, saved: SavedSession, fingerprint: str, kv:
         raise
 
 
-def _write_stream(stream: BinaryIO, saved: SavedSession, fingerprint: str, kv: str) -> None:
+def _note_bytes(note: dict[str, Any]) -> bytes:
+    if not isinstance(note, dict):
+        raise TypeError(f"a note is a dict, not {type(note).__name__}")
+    raw = json.dumps(note, allow_nan=False).encode()
+    if len(raw) > NOTE_CAP:
+        raise ValueError(f"a note of {len(raw)} bytes; at most {NOTE_CAP} are possible")
+    return raw
+
+
+def _write_stream(stream: BinaryIO, saved: SavedSession, note: bytes, fingerprint: str, kv: str) -> None:
     parts = {"tokens": saved.tokens.astype("<i4"), "arena": saved.arena.astype("<f4"),
              **{f"latents.{layer}": rows for layer, rows in saved.latents.items()}}
+    if note:
+        parts["note"] = np.frombuffer(note, np.uint8)
     views = {name: memoryview(np.ascontiguousarray(part)).cast("B") if part.size else memoryview(b"")
              for name, part in parts.items()}
     header = json.dumps({
@@ -104,12 +122,15 @@ def _read_stream(stream: BinaryIO, fingerprint: str, kv: str, context: int) -> S
                           position=position, context=context, needed=position)
     sections = {}
     for name, nbytes, crc in header["sections"]:
+        if name == "note" and nbytes > NOTE_CAP:
+            raise StateError(f"a note of {nbytes} bytes", field=name)
         data = _exactly(stream, nbytes, name)
         if zlib.crc32(data) != crc:
             raise StateError(f"section {name!r} of the state is damaged", field=name)
         sections[name] = data
     if stream.read(1):
         raise StateError("there are bytes behind the end of the state", field="end")
+    note = _note(sections.pop("note")) if "note" in sections else None
     try:
         tokens = np.frombuffer(sections.pop("tokens"), "<i4").astype(np.int32)
         arena = np.frombuffer(sections.pop("arena"), "<f4").astype(np.float32)
@@ -119,7 +140,17 @@ def _read_stream(stream: BinaryIO, fingerprint: str, kv: str, context: int) -> S
         raise StateError(f"the sections of the state do not fit together: {error}", field="sections") from None
     if len(tokens) != position:
         raise StateError(f"{len(tokens)} tokens for {position} positions", field="tokens")
-    return SavedSession(tokens, header["seed"], arena, latents)
+    return SavedSession(tokens, header["seed"], arena, latents, note)
+
+
+def _note(raw: bytes) -> dict[str, Any]:
+    try:
+        note = json.loads(raw)
+    except (ValueError, RecursionError):
+        note = None
+    if not isinstance(note, dict):
+        raise StateError("the note of the state is no JSON object", field="note")
+    return note
 
 
 def _read_header(stream: BinaryIO) -> dict[str, Any]:
@@ -151,7 +182,7 @@ def _read_header(stream: BinaryIO) -> dict[str, Any]:
 
 def _section_name(section: Any) -> str:
     if (isinstance(section, list) and [type(part) for part in section] == [str, int, int] and section[1] >= 0
-            and re.fullmatch(r"tokens|arena|latents\.[0-9]{1,3}", section[0], re.ASCII)):
+            and re.fullmatch(r"tokens|arena|latents\.[0-9]{1,3}|note", section[0], re.ASCII)):
         return str(section[0])
     raise StateError("the section list of the state is not sound", field="sections")
 

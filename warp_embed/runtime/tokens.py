@@ -34,9 +34,12 @@ class Token:
     logprob : float
         Natural logarithm of its probability under the unmodified logits; NaN where there were none (position 0).
     stats : TokenStats
+    top_logprobs : tuple of (id, logprob)
+        The most likely tokens at this place, if asked for: as many as asked, under the unmodified logits, the likeliest
+        first and the lower id of equals.
     finish_reason : {"stop", "length", "context", "cancelled"} or None
-        On the last token of `generate`. That one was not evaluated if it is the model's end-of-sequence token or the
-        generation was cancelled.
+        On the last token of `generate`. That one was not evaluated if it is the model's end-of-sequence token, one of
+        `stop_ids`, or the generation was cancelled.
     """
 
     id: int
@@ -44,6 +47,7 @@ class Token:
     logprob: float
     stats: TokenStats = TokenStats()
     finish_reason: FinishReason | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
 
     def __str__(self) -> str:
         return self.text
