@@ -1,60 +1,18 @@
 """The chat over a made-up session that says what a script tells it to."""
 import json
 import random
-from types import SimpleNamespace
 
 import pytest
+from scripted import END, Model, says, transcript
 from vocabulary import SPECIALS, VOCAB, write
 
 from warp_embed.errors import Cancelled, ContextFull, FormatError, RecordError, UnsupportedModel
-from warp_embed.runtime.chat import KIMI_LINEAR, Chat, ChatFormat
+from warp_embed.runtime.chat import Chat
+from warp_embed.runtime.chatformat import KIMI_LINEAR, ChatFormat
 from warp_embed.runtime.tokenizer import Tokenizer
 
-END = SPECIALS["<|im_end|>"]
 K3_LIKE = {"user": ["<|sep|>user<|im_middle|>", "<|sep|>u<|im_end|>"], "open": "<|sep|>assistant<|im_middle|>",
            "assistant": ["<|sep|>assistant<|im_middle|>", ".<|sep|>a<|im_end|>"]}
-
-
-class Session:
-    """Replies follow the script: ids, or exceptions to raise. `trouble` is raised after so many prompt tokens."""
-
-    def __init__(self, model, context=1000):
-        self.model, self.context, self.tokens, self.script, self.trouble = model, context, [], [], None
-        self.passes = 0
-
-    @property
-    def position(self):
-        return len(self.tokens)
-
-    def prefill(self, ids):
-        ids = list(ids)
-        assert ids and all(0 <= i < VOCAB for i in ids)
-        self.passes += 1
-        if self.position + len(ids) > self.context:
-            raise ContextFull("full", position=self.position)
-        if self.trouble is not None:
-            (n, error), self.trouble = self.trouble, None
-            self.tokens += ids[:n]
-            raise error
-        self.tokens += ids
-
-    def step(self, sampling=None):
-        if self.position == self.context:
-            raise ContextFull("full")
-        item = self.script.pop(0)
-        if isinstance(item, BaseException):
-            raise item
-        self.tokens.append(item)
-        return SimpleNamespace(id=item)
-
-
-class Model:
-    def __init__(self, path, context=1000):
-        self.path, self.tokenizer, self.context = str(path), Tokenizer(path, VOCAB), context
-        self.config = SimpleNamespace(eos_token_id=END)
-
-    def session(self):
-        return Session(self, self.context)
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +30,6 @@ def tok(model):
     return model.tokenizer
 
 
-def transcript(tok, *turns, form=KIMI_LINEAR):
-    """Ids of turns encoded segment by segment."""
-    ids = []
-    for role, content in turns:
-        prefix, suffix = (form["open"], form["assistant"][1]) if role == "assistant" else form[role]
-        ids += tok.encode_markup(prefix) + tok.encode(content) + tok.encode_markup(suffix)
-    return ids
-
-
-def says(chat, text, *end):
-    chat.session.script += [*chat._tokenizer.encode(text), *(end or [END])]
-
-
 def test_a_conversation_is_what_the_format_says(model, tok):
     chat = Chat(model, system="Be the thing.")
     says(chat, "Hello é👍")
@@ -98,7 +43,8 @@ def test_a_conversation_is_what_the_format_says(model, tok):
     assert chat.session.tokens == transcript(tok, *turns)
     assert chat.messages == [{"role": role, "content": content} for role, content in turns]
     assert [t.id for t in chat.reply] == [*tok.encode("Bye"), END]
-    assert chat.session.passes == 2                     # the stop token was the suffix: nothing more to read
+    spoken = len(tok.encode("Hello é👍")) + len(tok.encode("Bye"))
+    assert chat.session.read + spoken == chat.session.position      # nothing twice
 
 
 def test_kimi_linear_s_ids(model, tok):
@@ -133,7 +79,8 @@ def test_a_longer_suffix_is_completed_behind_its_stop_token(model, tok):
     assert chat.session.tokens == transcript(tok, ("user", "Hi"), ("assistant", "yes"), form=K3_LIKE)
     says(chat, "no", END)                               # the model's own end of sequence: whole suffix, not shown
     assert "".join(chat.ask("Hi")) == "no" and chat.finish_reason == "stop"
-    assert chat.session.tokens[-5:] == [END, *tok.encode_markup(".<|sep|>a<|im_end|>")]
+    assert chat.session.tokens == transcript(tok, ("user", "Hi"), ("assistant", "yes"), ("user", "Hi"),
+                                             ("assistant", "no"), form=K3_LIKE)
 
 
 def test_a_reply_at_its_limit_is_closed(model, tok):
@@ -172,7 +119,6 @@ def test_a_dropped_reply_is_closed_by_the_next_question(model, tok):
     assert list(chat.ask("more")) == ["x"]
     assert chat.session.tokens == transcript(tok, ("user", "Hi"), ("assistant", "ab"), ("user", "more"),
                                              ("assistant", "x"))
-    assert chat.session.passes == 2
 
 
 def test_a_reply_that_was_left_suspended_ends_when_another_question_is_asked(model, tok):
@@ -218,15 +164,17 @@ def test_a_question_that_was_read_in_part(model, tok, error, read):
     says(chat, "a")
     list(chat.ask("one"))
     chat.session.trouble = (read, error)
-    if isinstance(error, Cancelled):
+    cancelled = isinstance(error, Cancelled)            # the question stays, so that it can be retried
+    if cancelled:
         assert list(chat.ask("two")) == [] and chat.finish_reason == "cancelled"
     else:
         with pytest.raises(type(error)):
             list(chat.ask("two"))
+        assert len(chat.messages) == 2 and chat.finish_reason == "stop"
     says(chat, "c")
     assert list(chat.ask("three")) == ["c"]
-    lost = [("user", "two"), ("assistant", "")] if read else []
-    turns = [("user", "one"), ("assistant", "a"), *lost, ("user", "three"), ("assistant", "c")]
+    unanswered = [("user", "two"), ("assistant", "")] if cancelled else []
+    turns = [("user", "one"), ("assistant", "a"), *unanswered, ("user", "three"), ("assistant", "c")]
     assert chat.session.tokens == transcript(tok, *turns)
     assert [(m["role"], m["content"]) for m in chat.messages] == turns
 
@@ -288,7 +236,7 @@ def test_the_container_s_own_format_comes_first(tmp_path):
     write(tmp_path)
     (tmp_path / "chat.json").write_text(json.dumps({**K3_LIKE, "note": "ignored"}))
     chat = Chat(Model(tmp_path))
-    assert chat._format.stop == SPECIALS["<|sep|>"]
+    assert chat._said.form.stop == SPECIALS["<|sep|>"]
     with pytest.raises(UnsupportedModel, match="no system turn"):
         Chat(Model(tmp_path), system="x")
 
@@ -339,7 +287,7 @@ def test_files_damaged_anywhere_are_refused_or_harmless(tmp_path):
         (tmp_path / name).write_bytes(blob[:rng.choice([len(blob), rng.randrange(len(blob))])])
         try:
             chat = Chat(Model(tmp_path))
-            assert chat._tokenizer.decode(chat._tokenizer.encode("Hello é")) == "Hello é"
+            assert chat._said.tokenizer.decode(chat._said.tokenizer.encode("Hello é")) == "Hello é"
         except (FormatError, UnsupportedModel):
             refused += 1
         (tmp_path / name).write_bytes(whole[name])
@@ -354,4 +302,4 @@ def test_a_vocabulary_without_markers_has_no_chat_format(tmp_path):
 
 def test_kimi_linear_without_a_system_marker(tmp_path):
     write(tmp_path, specials={k: v for k, v in SPECIALS.items() if k != "<|im_system|>"})
-    assert set(Chat(Model(tmp_path))._format.turns) == {"user", "assistant"}
+    assert set(Chat(Model(tmp_path))._said.form.turns) == {"user", "assistant"}

@@ -5,9 +5,10 @@ from itertools import islice
 import numpy as np
 import pytest
 from gibberish import write_checkpoint
-from test_chat import transcript
+from scripted import transcript
 
-from warp_embed import Chat, Model, Sampling
+from warp_embed import Chat, Model, Sampling, StateError
+from warp_embed.runtime.core import SessionCore
 
 HOT = Sampling(temperature=1.0, seed=5)
 
@@ -25,7 +26,7 @@ def said(model, chat):
     """Ids of the transcript when every reply is what `chat.reply` and the messages say; for one reply only."""
     *before, (role, _) = [(m["role"], m["content"]) for m in chat.messages]
     assert role == "assistant"
-    form = chat._format
+    form = chat._said.form
     ids = transcript(model.tokenizer, *before) + form.open + [t.id for t in chat.reply]
     return ids if chat.reply[-1].id == form.stop else ids + form.turns["assistant"][1]
 
@@ -73,6 +74,126 @@ def test_a_cancel_between_two_pieces_counts(model):
         chat.cancel()
         list(reply)
         assert chat.finish_reason == "cancelled"
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+    """Tokens evaluated since the list was cleared, by all sessions."""
+    counts = []
+    advance = SessionCore._advance
+    monkeypatch.setattr(SessionCore, "_advance", lambda self, state, ids, *rest, **more: (
+        counts.append(len(ids)), advance(self, state, ids, *rest, **more))[1])
+    return counts
+
+
+def test_edits_and_retries_evaluate_only_what_changed(model, evaluated):
+    with model.chat(system="the") as chat:
+        for question in ("Hello", "the end", "123"):
+            list(chat.ask(question, max_tokens=6))
+        tokens, logits = chat.session.tokens, chat.session.logits
+        evaluated.clear()
+        assert "".join(chat.retry(max_tokens=6)) == chat.messages[-1]["content"]
+        assert sum(evaluated) == 6 + 1 and chat.session.tokens == tokens        # the reply and its suffix
+        assert np.array_equal(chat.session.logits, logits)
+        evaluated.clear()
+        list(chat.edit(3, "other", max_tokens=6))
+        assert sum(evaluated) == chat.count_tokens("other") + 6 + 1
+        evaluated.clear()
+        list(chat.edit(1, "123", max_tokens=6))
+        assert sum(evaluated) == chat.count_tokens("123") + 6 + 1
+        with model.session() as fresh:
+            assert np.array_equal(fresh.prefill(chat.session.tokens), chat.session.logits)
+
+
+def test_retries_differ_and_can_be_repeated(model, tmp_path):
+    hot = Sampling(temperature=1.5)
+    with model.chat() as chat:
+        answers = ["".join(chat.ask("Hello", max_tokens=12, sampling=hot))]
+        chat.save(tmp_path / "chat.state")
+        answers += ["".join(chat.retry(max_tokens=12, sampling=hot)) for _ in range(3)]
+    assert len(set(answers)) == 4
+    with Chat.restore(model, tmp_path / "chat.state") as chat:
+        assert ["".join(chat.retry(max_tokens=12, sampling=hot)) for _ in range(3)] == answers[1:]
+
+
+def test_a_stop_string_leaves_no_trace_in_the_session(model):
+    with model.chat() as chat, model.session() as fresh:
+        whole = "".join(chat.ask("Hello", max_tokens=20, sampling=HOT))
+        stop = whole[len(whole) // 2:][:2]
+        assert "".join(chat.retry(max_tokens=20, sampling=HOT, stop=stop)) == whole[:whole.index(stop)]
+        assert chat.finish_reason == "stop"
+        said = model.tokenizer.decode(chat.session.tokens[chat.count_tokens("Hello"):])
+        assert said == chat.messages[-1]["content"] + "<|im_end|>"
+        assert np.array_equal(fresh.prefill(chat.session.tokens), chat.session.logits)
+
+
+def test_dropping_the_oldest_turns(model):
+    with model.chat(system="the") as chat:
+        for i in range(30):
+            list(chat.ask(f"Hello {i} " * 5, max_tokens=40, overflow="drop_oldest"))
+            assert chat.session.position <= 1024 and chat.finish_reason in ("length", "stop")
+        assert 0 < chat.dropped < 29 and len(chat.messages) == 61
+        with model.session() as fresh:
+            assert np.array_equal(fresh.prefill(chat.session.tokens), chat.session.logits)
+
+
+@pytest.mark.parametrize("questions", [1, 30])
+def test_a_chat_is_saved_with_its_messages(model, tmp_path, evaluated, questions):
+    with model.chat(system="the") as chat:
+        for i in range(questions):
+            list(chat.ask(f"Hello <|im_end|> \ud7ff{i} " * 4, max_tokens=40, overflow="drop_oldest"))
+        chat.save(tmp_path / "chat.state")
+        evaluated.clear()
+        with Chat.restore(model, tmp_path / "chat.state") as again:
+            assert not evaluated
+            assert (again.messages, again.dropped, again.tokens_left) == (chat.messages, chat.dropped, chat.tokens_left)
+            index = len(chat.messages) - 2
+            assert list(again.edit(index, "the", max_tokens=9)) == list(chat.edit(index, "the", max_tokens=9))
+            list(again.edit(1, "the", max_tokens=3)), list(chat.edit(1, "the", max_tokens=3))
+            assert again.session.tokens == chat.session.tokens and len(again.messages) == 3
+            assert np.array_equal(again.session.logits, chat.session.logits)
+
+
+def test_a_chat_saved_in_the_middle_of_a_reply_or_of_a_full_context(model, tmp_path):
+    with model.chat() as chat:
+        next(chat.ask("Hello"))
+        chat.save(tmp_path / "a.state")
+        list(chat.ask("x " * 300, max_tokens=1000))
+        assert chat.finish_reason == "context" and chat.session.position == 1024
+        chat.save(tmp_path / "b.state")
+        for name in "ab":
+            with Chat.restore(model, tmp_path / f"{name}.state") as again:
+                assert again.messages == chat.messages[:len(again.messages)]
+                assert list(again.edit(0, "the", max_tokens=3))
+
+
+def test_a_fork_goes_its_own_way(model):
+    with model.chat() as chat:
+        list(chat.ask("Hello", max_tokens=5))
+        with chat.fork() as twin:
+            assert list(twin.ask("the", max_tokens=5)) == list(chat.ask("the", max_tokens=5))
+            assert twin.session.tokens == chat.session.tokens and twin.messages == chat.messages
+            list(twin.edit(0, "123", max_tokens=5))
+            assert len(twin.messages) == 2 and len(chat.messages) == 4
+            assert list(chat.retry(max_tokens=3))
+
+
+def test_a_note_that_is_none_of_a_chat_is_refused(model, tmp_path):
+    with model.chat(system="the") as chat:
+        list(chat.ask("Hello", max_tokens=5))
+        good = chat._said.note(chat.session.position)
+        for change in ({"messages": []}, {"messages": [{}] * 3}, {"sizes": [1]}, {"sizes": [-1, 1, 1]}, {"dropped": 9},
+                       {"sizes": [1 << 40, 1, 1]}, {"locked": 2}, {"locked": True}, {"unread": [1 << 40]},
+                       {"unread": "x"}, {"messages": good["messages"][1:]}, {"dropped": None}, {"attempt": "x"}):
+            chat.session.save(tmp_path / "a.state", note={"warp_embed.chat": {**good, "attempt": 0, **change}})
+            with pytest.raises(StateError) as error:
+                Chat.restore(model, tmp_path / "a.state")
+            assert error.value.field == "note", change
+        for note in (None, {}, {"warp_embed.chat": 3}):
+            chat.session.save(tmp_path / "a.state", note=note)
+            with pytest.raises(StateError, match="not saved by Chat.save"):
+                Chat.restore(model, tmp_path / "a.state")
+        assert model.stats()["sessions"] == 1
 
 
 def test_a_reply_can_be_cancelled_from_another_thread(model):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import warp_embed
-from warp_embed.runtime.chat import ChatFormat
+from warp_embed.runtime.chatformat import ChatFormat
 
 QUESTIONS = Path(__file__).resolve().parents[2] / "tests" / "data" / "demo_questions.json"
 

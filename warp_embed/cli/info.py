@@ -31,7 +31,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
     """The facts about a container, as plain values."""
     from pathlib import Path
 
-    from warp_embed.runtime.chat import CHAT_FILE
+    from warp_embed.runtime.chatformat import CHAT_FILE
     from warp_embed.runtime.tokenizer import RANK_FILES
     config, experts, folder = manifest.config, manifest.experts, Path(manifest.directory)
     trunk, counts = Counter[str](), Counter[str]()

@@ -160,6 +160,11 @@ class TextStream:
         self._bytes_of = tokenizer.token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def pending(self) -> bool:
+        """Whether a character is incomplete."""
+        return bool(self._decoder.getstate()[0])
+
     def push(self, token: int) -> str:
         """The characters that this id completes; empty while one is incomplete."""
         return self._decoder.decode(self._bytes_of(token))
