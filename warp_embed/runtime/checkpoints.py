@@ -1,30 +1,64 @@
-"""A bounded ring of states that a session can go back to."""
+"""A bounded ring of states that a session can go back to, in memory and, if asked, behind it on disk."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import os
+import tempfile
 
 import numpy as np
 
 INTERVAL = 256              # tokens: one is taken at every multiple, and at the end of every prompt
 NEWEST = 8                  # so many are kept as they are; behind them distances grow
+ON_DISK_MAX = 64
 
 
-@dataclass(frozen=True)
 class Checkpoint:
-    position: int
-    half: np.ndarray        # State.arena_half at that position; never changed, so forks may share it
+    """A State.arena_half and its position. It never changes, so forks share it."""
+
+    def __init__(self, position: int, half: np.ndarray) -> None:
+        self.position = position
+        self._half: np.ndarray | None = half
+        self._file: str | None = None
+
+    @property
+    def half(self) -> np.ndarray:
+        """float32, flat. OSError if it was spilled and cannot be read."""
+        if self._half is not None:
+            return self._half
+        assert self._file is not None
+        half: np.ndarray = np.load(self._file)
+        return half
+
+    def spill(self, folder: str) -> None:
+        """Move it to a file of its own, which goes when the last session that knows it does. OSError: it stays here."""
+        if self._half is None:
+            return
+        descriptor, path = tempfile.mkstemp(prefix=f"checkpoint-{self.position}-", suffix=".npy", dir=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.save(file, self._half)
+        except BaseException:
+            os.unlink(path)
+            raise
+        self._half, self._file = None, path
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._file)
 
 
 class Checkpoints:
-    """At most `capacity` checkpoints, in order of position.
+    """At most `capacity` checkpoints in memory, in order of position, and with a `folder` as many as 64 behind them.
 
-    When it is full, the one goes whose loss costs least: of those behind the newest eight the one with the smallest
-    gap around it in proportion to its age, so that distances double towards the past; else the oldest.
+    When there are too many, the one goes whose loss costs least: of those behind the newest eight the one with the
+    smallest gap around it in proportion to its age, so that distances double towards the past; else the oldest.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, folder: str | None = None) -> None:
         self.capacity = capacity
-        self._kept: list[Checkpoint] = []
+        self.folder = folder
+        self._kept: list[Checkpoint] = []       # those on disk first
 
     @property
     def positions(self) -> list[int]:
@@ -32,11 +66,14 @@ class Checkpoints:
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Keep one more, at or behind the newest position; what is as far or further is forgotten."""
-        if self.capacity == 0:
+        if self.capacity == 0 and self.folder is None:
             return
         self.forget_after(checkpoint.position - 1)
         self._kept.append(checkpoint)
-        if len(self._kept) > self.capacity:
+        if self.folder is not None:
+            for old in self._kept[:len(self._kept) - self.capacity]:
+                old.spill(self.folder)
+        if len(self._kept) > self.capacity + (0 if self.folder is None else ON_DISK_MAX):
             del self._kept[self._least_useful()]
 
     def newest(self, position: int) -> Checkpoint | None:
@@ -47,7 +84,7 @@ class Checkpoints:
         self._kept = [c for c in self._kept if c.position <= position]
 
     def copy(self) -> Checkpoints:
-        twin = Checkpoints(self.capacity)
+        twin = Checkpoints(self.capacity, self.folder)
         twin._kept = list(self._kept)
         return twin
 

@@ -1,0 +1,118 @@
+"""No public call keeps other Python threads waiting: holds of the GIL above a millisecond are counted, and there are none.
+
+A second thread asks for the GIL again and again. How long it waited, less the time in which it or the caller was ready
+but had no processor (the kernel tells), is how long the caller held it.
+"""
+import ctypes
+import io
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import warp_embed
+from warp_embed import Model
+from warp_embed.convert import convert
+
+SCHEDSTAT = Path("/proc/self/schedstat")
+LIMIT_NS = 1_000_000
+DATA = Path(__file__).parent.parent / "data"
+
+pytestmark = pytest.mark.skipif(not SCHEDSTAT.exists() or SCHEDSTAT.read_text().split()[1] == "0",
+                                reason="this kernel does not tell how long a thread waited for a processor")
+
+
+def delay_ns(tid):
+    """Nanoseconds that a thread was ready without a processor."""
+    with open(f"/proc/self/task/{tid}/schedstat") as file:
+        return int(file.read().split()[1])
+
+
+class Holds:
+    """Counts how often the thread that enters keeps the GIL for more than LIMIT_NS."""
+
+    def __enter__(self):
+        self.long, self.looks, self._stop = [], 0, False
+        self._caller = threading.get_native_id()
+        self._thread = threading.Thread(target=self._watch)
+        self._started = threading.Event()
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(self, *exc):
+        self._stop = True
+        self._thread.join()
+
+    def _watch(self):
+        me = threading.get_native_id()
+        before, delays = time.perf_counter_ns(), delay_ns(me) + delay_ns(self._caller)
+        self._started.set()
+        while not self._stop:
+            time.sleep(0)                                   # gives the GIL away and asks for it again
+            after, now = time.perf_counter_ns(), delay_ns(me) + delay_ns(self._caller)
+            held = after - before - (now - delays)
+            if held > LIMIT_NS:
+                self.long.append(held)
+            self.looks += 1
+            before, delays = time.perf_counter_ns(), now
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory):
+    """A model whose prompts take a while."""
+    path = tmp_path_factory.mktemp("gil") / "heavy.waste"
+    convert(DATA / "kl-heads128", path, trunk="f32", experts="bf16")
+    return path
+
+
+def test_the_count_sees_a_hold():
+    with Holds() as holds:
+        ctypes.PyDLL(None).usleep(20_000)                   # PyDLL keeps the GIL
+    assert len(holds.long) == 1
+
+
+def calls(path, folder):
+    """(name, call) of every public method that may take longer than a millisecond."""
+    model = Model.open(path, context=4096, threads=1)
+    session = model.session()
+    ids = np.random.default_rng(1).integers(0, 512, 700)
+    demo = Model.open(warp_embed.demo_path(), context=1024)
+    chat = demo.chat()
+    state = io.BytesIO()
+    yield "Model.open", lambda: Model.open(path, context=4096).close()
+    yield "plan", lambda: warp_embed.plan(path)
+    yield "prefill", lambda: session.prefill(ids)
+    yield "all_logits", lambda: model.session().prefill(ids, all_logits=True)
+    yield "step", lambda: [session.step() for _ in range(40)]
+    yield "generate", lambda: list(session.generate(max_tokens=40))
+    yield "checkpoint", session.checkpoint
+    yield "fork", lambda: session.fork().close()
+    yield "sync", lambda: session.sync([*ids[:300], 1, 2])
+    yield "rewind", lambda: session.rewind(200)
+    yield "save", lambda: session.save(folder / "a.state")
+    yield "save to a stream", lambda: session.save(state)
+    yield "restore", lambda: model.restore(folder / "a.state").close()
+    yield "restore from bytes", lambda: model.restore(state.getvalue()).close()
+    yield "resize_cache", lambda: (model.resize_cache(0), model.resize_cache(1 << 30))
+    yield "stats", lambda: [model.stats() and model.memory() for _ in range(100)]
+    yield "ask", lambda: list(chat.ask("What is the capital of France?"))
+    yield "encode", lambda: demo.tokenizer.encode("The capital of France is Paris. " * 5_000)
+    yield "session.close", session.close
+    yield "close", model.close
+    demo.close()
+
+
+def test_no_public_call_holds_the_gil(heavy, tmp_path):
+    long = {}
+    for name, call in calls(heavy, tmp_path):
+        for _ in range(3):                                  # once is chance: a hold is there every time
+            with Holds() as holds:
+                call()
+            if not holds.long:
+                break
+        else:
+            long[name] = [held // 1000 for held in holds.long]
+    assert not long, f"held for so many microseconds: {long}"
