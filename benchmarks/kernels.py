@@ -43,7 +43,7 @@ def add_parser(commands):
     parser.add_argument("--all", action="store_true", help="all shapes, all kinds of latents")
     parser.add_argument("--seconds", type=float, default=55, metavar="S", help="for all groups together (default 55)")
     parser.add_argument("--sample", type=float, default=20, metavar="MS",
-                        help="length of a sample (default 20); shorter ones fit between others' turns of a busy machine")
+                        help="length of a sample (default 20); shorter ones suit a busy machine")
     parser.add_argument("--memory", type=int, default=READ_BYTES >> 20, metavar="MiB",
                         help="weights that are passed over, to be out of every cache (default %(default)s)")
     parser.add_argument("--best", action="store_true", help="the shortest sample instead of the median: a busy machine")
