@@ -123,14 +123,11 @@ def groups(options):
     """(name, function that makes the cases) for each shape and encoding."""
     for model in options.models:
         for part, (rows, cols) in SHAPES[model].items():
-            if not options.all and part not in ("attention", "expert down"):
-                continue
             for encoding in options.encodings or ENCODINGS:
                 if encoding not in ENCODINGS:
                     raise ValueError(f"no encoding {encoding}; there are {', '.join(ENCODINGS)}")
-                if part.startswith("attention") and encoding.startswith("VQ") and not options.all:
-                    continue
-                if part.startswith("expert") and model != "tiny" and not encoding.startswith("VQ") and not options.all:
+                wanted = "expert down" if encoding.startswith("VQ") else "attention"
+                if part != wanted and model != "tiny" and not options.all:
                     continue
                 yield (f"matmul {encoding} {model} {part}",
                        lambda *a, e=encoding, r=rows, c=cols, p=part, m=model: cases(options, m, p, e, r, c))

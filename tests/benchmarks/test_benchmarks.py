@@ -38,6 +38,7 @@ def test_kernels_reports_every_operation_with_its_limits(report, capsys):
     assert {row["op"] for row in rows} >= {"matmul", "kda step", "kda prefill", "mla decode", "short conv", "quantize",
                                            "route", "vq_encode", "exp", "sigmoid", "decay_softplus", "rms_norm"}
     assert all(row["us"] > 0 and math.isfinite(row["us"]) and row["samples"] >= 5 for row in rows)
+    assert {row["encoding"] for row in rows if row["op"] == "matmul"} == set(matrices.ENCODINGS)
     single = [row for row in rows if row["op"] == "matmul" and row["where"] == "memory" and row["tokens"] == 1]
     assert {row["threads"] for row in single} == {1, 2}
     assert all(0 < row["of bytes"] for row in single)
