@@ -231,6 +231,26 @@ def test_other_threads_run_while_a_pass_does(tiny):
     assert max(np.diff(inside)) < (end - start) / 2 and len(inside) > 5
 
 
+def test_a_cancel_of_nothing_takes_no_logits_away(model, prompt):
+    file = io.BytesIO()
+    with model.session() as session:
+        want = session.prefill(prompt)
+        session.save(file)
+    with model.restore(file.getvalue()) as session:
+        session.cancel()
+        model._lock.lock.acquire()                  # as another session's pass does
+        threading.Timer(0.1, model._lock.lock.release).start()
+        assert np.array_equal(session.logits, want)
+
+
+def test_a_dropped_session_is_gone_at_once(model, prompt):
+    session = model.session()
+    session.prefill(prompt)
+    next(session.generate())
+    del session
+    assert model.stats()["sessions"] == 0           # without waiting for the garbage collector
+
+
 def test_a_generation_that_is_dropped_holds_nothing(model, prompt):
     with model.session() as session:
         for _ in range(3):

@@ -272,10 +272,10 @@ cdef class State:
         self.cancel_flag = yes
         return asked
 
-    @property
-    def cancelled(self):
-        """Whether cancel was called since the flag was last cleared."""
-        return self.cancel_flag != 0
+    def look(self):
+        """Raise Cancelled if cancel was called since the flag was last cleared."""
+        if self.cancel_flag:
+            raise Cancelled("cancelled while another session was at work", position=self.position)
 
     def drop(self):
         """Forget a paused token."""

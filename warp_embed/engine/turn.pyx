@@ -4,7 +4,7 @@ import threading
 cimport cython
 from cpython.pythread cimport PyThread_get_thread_ident
 
-from warp_embed.errors import SessionBusy
+from warp_embed.errors import SessionBusy, SessionClosed
 
 cdef double LOOK_PERIOD_S = 0.02        # a waiting call looks so often whether it was cancelled
 
@@ -28,10 +28,13 @@ cdef class Turn:
     lock : threading.Lock
     owner : int
         Identifier of the thread that is inside, or 0.
+    closed : bool
+        Set it, and nobody gets in any more: SessionClosed.
     """
     cdef readonly object lock
     cdef readonly unsigned long owner
     cdef public double patience_s
+    cdef public bint closed
     cdef object check
 
     def __init__(self, check, double patience_s):
@@ -46,7 +49,9 @@ cdef class Turn:
         if self.owner == me:
             raise SessionBusy("this thread is inside such a call already: a callback or a signal handler called again")
         if stop is None:
-            if not self.lock.acquire(True, -1 if self.patience_s < 0 else self.patience_s):
+            if self.closed or not self.lock.acquire(True, -1 if self.patience_s < 0 else self.patience_s):
+                if self.closed:
+                    raise SessionClosed("this session was closed")
                 raise SessionBusy("another thread is using this session; give each thread its own, or wait for it")
         else:
             while not self.lock.acquire(True, LOOK_PERIOD_S):

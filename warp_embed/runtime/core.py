@@ -14,7 +14,7 @@ import numpy as np
 
 from warp_embed import _kernels
 from warp_embed.engine.turn import Turn, TurnUnless
-from warp_embed.errors import Cancelled, ContextFull, SessionClosed, StateError
+from warp_embed.errors import ContextFull, SessionClosed, StateError
 from warp_embed.runtime import statefile
 from warp_embed.runtime.checkpoints import INTERVAL, Checkpoint, Checkpoints
 from warp_embed.runtime.sampling import Sampling, choose, most_likely
@@ -44,8 +44,7 @@ class SessionCore:
         self._rows = [np.empty((1, model.config.vocab), np.float32) for _ in range(2)]
         self._seed = secrets.randbits(63)
         self._turn = Turn(model._check, 0.0)
-        self._pass = TurnUnless(model._lock, self._raise_if_cancelled)
-        self._closing = False
+        self._pass = TurnUnless(model._lock, state.look)    # not a method of self: no cycle, no waiting for gc
         self._stream: TextStream | None = None
         self._pending: Token | None = None          # chosen, but its evaluation was paused
         self._checkpoints = Checkpoints(model.plan.checkpoints)
@@ -71,13 +70,9 @@ class SessionCore:
 
     def _opened(self) -> State:
         state = self._state
-        if state is None or self._closing:
+        if state is None or self._turn.closed:
             raise SessionClosed("this session was closed")
         return state
-
-    def _raise_if_cancelled(self) -> None:
-        if self._state is None or self._state.cancelled:
-            raise Cancelled("cancelled while another session was at work", position=self.position)
 
     def _become(self, saved: statefile.SavedSession) -> None:
         """Take over a saved state; only for a new session."""
@@ -181,11 +176,11 @@ class SessionCore:
         self._logits = row[0]
         return dataclasses.replace(token, text=self._text(token.id), stats=stats)
 
-    def _current_logits(self) -> np.ndarray:
+    def _current_logits(self, turn: Turn | TurnUnless | None = None) -> np.ndarray:
         if self._logits is None:        # something stopped behind a pass, or the session was restored
             row = self._row()[0]
             assert self._state is not None
-            with self._pass:
+            with turn or self._pass:
                 self._state.logits_again(row)
             self._logits = row
         return self._logits

@@ -57,7 +57,9 @@ class Session(SessionCore):
         """Logits after the last token: float32, shape (vocab,), a copy. None at position 0."""
         with self._turn:
             self._opened()
-            return None if self.position == 0 else self._current_logits().copy()
+            if self.position == 0:
+                return None
+            return self._current_logits(self.model._lock).copy()        # also when something was cancelled
 
     @property
     def embedding(self) -> Logits | None:
@@ -326,7 +328,7 @@ class Session(SessionCore):
 
     def close(self) -> None:
         """Free the session's memory; may be called again. A running call is cancelled and waited for."""
-        self._closing = True
+        self._turn.closed = True
         self.cancel()
         # No waiting where nobody would ever release: inside a call of this very session, or in a forked child.
         alone = self._turn.owner == threading.get_ident() or self.model._pid != os.getpid()
