@@ -1,11 +1,13 @@
 """Both workers, in the loop that each is for: what arrives, when it may be stopped, what happens when the host ends."""
+import asyncio
+import re
 import subprocess
 import sys
 import textwrap
 import threading
 
 import pytest
-from conftest import QUESTION, until
+from conftest import QUESTION, ROOT, until
 
 import warp_embed
 from warp_embed.integrations import _job
@@ -219,6 +221,28 @@ def test_the_binding_that_is_imported_is_the_one_used(name):
     code = f"import {name}.QtCore, warp_embed.integrations.qt as qt; print(qt.QtCore.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{name}.QtCore"
+
+
+def test_the_asyncio_example_of_the_docs(model):
+    text = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    code, = (code for code in re.findall(r"```python\n(.*?)```", text, re.S) if "async def" in code)
+    names = {"asyncio": asyncio}
+    exec(code, names)
+
+    async def collect(chat, cancel_after=None):
+        pieces = []
+        async for piece in names["answer"](chat, QUESTION):
+            pieces.append(piece)
+            if len(pieces) == cancel_after:
+                asyncio.current_task().cancel()
+        return "".join(pieces)
+
+    async def both():
+        with model.chat() as chat:
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(collect(chat, cancel_after=2))
+            return await collect(chat)
+    assert asyncio.run(both()) == ANSWER
 
 
 def test_without_a_binding_the_error_says_what_to_install():
