@@ -1,14 +1,14 @@
-"""python -m benchmarks kernels|model."""
+"""python -m benchmarks kernels|model|host."""
 import argparse
 import sys
 
-from benchmarks import kernels, model
+from benchmarks import host, kernels, model
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure warp_embed on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in (kernels, model):
+    for module in (kernels, model, host):
         module.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:
