@@ -83,3 +83,26 @@ def test_while_another_session_works(text):
         assert seen[1:] == ["cancelled"] and other.position == 0
         assert np.array_equal(one.logits, logits[299])
         assert np.array_equal(other.prefill(ids[:10]), logits[9])
+
+
+def test_a_save_can_be_cancelled(text, tmp_path):
+    ids, logits = text
+    with Model.open(warp_embed.demo_path(), context=CONTEXT) as model, model.session() as session:
+        session.prefill(ids[:50])
+
+        class Stream:
+            pieces = 0
+
+            def write(self, data):
+                self.pieces += 1
+                canceller = threading.Thread(target=session.cancel)
+                canceller.start()
+                canceller.join()
+
+        stream = Stream()
+        with pytest.raises(Cancelled):
+            session.save(stream)
+        assert stream.pieces == 1 and np.array_equal(session.logits, logits[49])
+        session.save(tmp_path / "a.state")
+        with model.restore(tmp_path / "a.state") as again:
+            assert np.array_equal(again.logits, logits[49])

@@ -114,6 +114,23 @@ def test_the_floor_has_no_checkpoints_and_is_exact_all_the_same(dialogue, opened
             assert np.array_equal(session.prefill(dialogue[90:100]), logits[99])
 
 
+def test_checkpoints_that_memory_has_no_room_for_go_to_disk(dialogue, opened, tmp_path):
+    model, logits = opened
+    floor = warp_embed.plan(model.path, context=CONTEXT, kv=model.plan.kv).floor_bytes
+    with Model.open(model.path, context=CONTEXT, kv=model.plan.kv, memory=floor) as small, small.session() as session:
+        with pytest.raises(OSError):
+            session.spill(tmp_path / "nowhere")
+        session.spill(tmp_path)
+        for at in range(0, 600, 100):
+            session.prefill(dialogue[at:at + 100])
+        assert len(list(tmp_path.iterdir())) == 8           # six prompts, and every 256th token
+        assert session.rewind(500) == 0 and np.array_equal(session.logits, logits[499])
+        assert session.rewind(300) == 0 and np.array_equal(session.logits, logits[299])
+        assert session.rewind(270) == 14 and np.array_equal(session.logits, logits[269])
+        assert np.array_equal(session.prefill(dialogue[270:]), logits[-1])
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("call, error", [
     (lambda s: s.rewind(-1), ValueError), (lambda s: s.rewind(6), ValueError), (lambda s: s.rewind(True), TypeError),
     (lambda s: s.rewind(1.0), TypeError), (lambda s: s.sync([]), ValueError), (lambda s: s.sync([1 << 20]), ValueError),

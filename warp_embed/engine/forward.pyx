@@ -275,7 +275,7 @@ cdef class State:
     def look(self):
         """Raise Cancelled if cancel was called since the flag was last cleared."""
         if self.cancel_flag:
-            raise Cancelled("cancelled while another session was at work", position=self.position)
+            raise Cancelled("cancelled; the session is at its last committed token", position=self.position)
 
     def drop(self):
         """Forget a paused token."""

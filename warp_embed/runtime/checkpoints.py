@@ -55,10 +55,22 @@ class Checkpoints:
     smallest gap around it in proportion to its age, so that distances double towards the past; else the oldest.
     """
 
-    def __init__(self, capacity: int, folder: str | None = None) -> None:
+    def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.folder = folder
+        self.folder: str | None = None
         self._kept: list[Checkpoint] = []       # those on disk first
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is any place for one."""
+        return self.capacity > 0 or self.folder is not None
+
+    def spill_to(self, folder: str | None) -> None:
+        """Have a folder, or none, for those that memory has no room for. OSError: it cannot be written to."""
+        if folder is not None:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        self.folder = folder
 
     @property
     def positions(self) -> list[int]:
@@ -66,7 +78,7 @@ class Checkpoints:
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Keep one more, at or behind the newest position; what is as far or further is forgotten."""
-        if self.capacity == 0 and self.folder is None:
+        if not self.wanted:
             return
         self.forget_after(checkpoint.position - 1)
         self._kept.append(checkpoint)
@@ -84,7 +96,8 @@ class Checkpoints:
         self._kept = [c for c in self._kept if c.position <= position]
 
     def copy(self) -> Checkpoints:
-        twin = Checkpoints(self.capacity, self.folder)
+        twin = Checkpoints(self.capacity)
+        twin.folder = self.folder
         twin._kept = list(self._kept)
         return twin
 

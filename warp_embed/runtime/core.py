@@ -105,11 +105,11 @@ class SessionCore:
                     raise SessionClosed("on_progress closed this session")
 
     def _checkpoint(self, state: State) -> None:
-        if self._checkpoints.capacity and self.position not in self._checkpoints.positions:
+        if self._checkpoints.wanted and self.position not in self._checkpoints.positions:
             self._checkpoints.add(Checkpoint(self.position, state.arena_half()))
 
     def _try_checkpoint(self, state: State) -> None:
-        with contextlib.suppress(MemoryError):          # what was evaluated is good; only going back will take longer
+        with contextlib.suppress(MemoryError, OSError):     # what was evaluated is good; going back will take longer
             self._checkpoint(state)
 
     def _rewind(self, state: State, position: int) -> int:

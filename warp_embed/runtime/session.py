@@ -225,6 +225,15 @@ class Session(SessionCore):
             self._checkpoint(state)
             return self.position
 
+    def spill(self, folder: AnyPath | None) -> None:
+        """Keep as many as 64 further checkpoints as files in a folder, for which the plan has no room; None: no more.
+
+        They go with the session. OSError: the folder cannot be written to.
+        """
+        with self._turn:
+            self._opened()
+            self._checkpoints.spill_to(None if folder is None else os.fsdecode(folder))
+
     def rewind(self, position: int) -> int:
         """Go back to an earlier position: ``tokens`` are cut, ``logits`` are as if nothing had followed.
 
@@ -315,16 +324,17 @@ class Session(SessionCore):
             The note is no JSON, or too large; nothing was written.
         StateError       nothing was evaluated yet.
         OSError          the file cannot be written; an old one is untouched.
+        Cancelled        :meth:`cancel` came from another thread; an old file is untouched.
         """
         with self._turn:
-            state = self._opened()
+            state = self._begin()
             if self.position == 0:
                 raise StateError("an empty session has nothing to save", field="position")
             config = self.model.config
             latents = {layer: state.latent_bytes(layer) for layer in range(config.n_layers) if not config.is_kda(layer)}
             saved = statefile.SavedSession(np.array(self._tokens, np.int32), self._seed, state.arena_half(), latents,
                                            note)
-            statefile.write(target, saved, self.model.fingerprint, self.model.plan.kv)
+            statefile.write(target, saved, self.model.fingerprint, self.model.plan.kv, state.look)
 
     def close(self) -> None:
         """Free the session's memory; may be called again. A running call is cancelled and waited for."""

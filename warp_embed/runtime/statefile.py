@@ -22,6 +22,7 @@ import re
 import struct
 import tempfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -34,6 +35,7 @@ MAGIC = b"WESTATE\0"
 VERSION = 1
 NOTE_CAP = 1 << 24              # bytes of JSON
 HEADER_CAP = 1 << 20            # bytes of JSON; a real one has a few kilobytes
+PIECE = 8 << 20                 # bytes written between two looks at whether to go on
 START = struct.Struct("<8sII")
 CRC = struct.Struct("<I")
 
@@ -47,20 +49,22 @@ class SavedSession:
     note: dict[str, Any] | None = None
 
 
-def write(target: AnyPath | BinaryIO, saved: SavedSession, fingerprint: str, kv: str) -> None:
+def write(target: AnyPath | BinaryIO, saved: SavedSession, fingerprint: str, kv: str,
+          go_on: Callable[[], object]) -> None:
     """Write to a path (temporary file, flushed, renamed; readable by its owner only) or to a binary file object.
 
-    TypeError or ValueError, before anything is written, if the note is no JSON object of at most 16 MiB.
+    go_on is called between pieces and ends the writing by raising. TypeError or ValueError, before anything is
+    written, if the note is no JSON object of at most 16 MiB.
     """
     note = b"" if saved.note is None else _note_bytes(saved.note)
     if not isinstance(target, str | bytes | os.PathLike):
-        _write_stream(target, saved, note, fingerprint, kv)
+        _write_stream(target, saved, note, fingerprint, kv, go_on)
         return
     path = os.fsdecode(target)
     descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=os.path.dirname(path) or ".")
     try:
         with os.fdopen(descriptor, "wb") as stream:         # mkstemp made it 0600
-            _write_stream(stream, saved, note, fingerprint, kv)
+            _write_stream(stream, saved, note, fingerprint, kv, go_on)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -79,7 +83,8 @@ def _note_bytes(note: dict[str, Any]) -> bytes:
     return raw
 
 
-def _write_stream(stream: BinaryIO, saved: SavedSession, note: bytes, fingerprint: str, kv: str) -> None:
+def _write_stream(stream: BinaryIO, saved: SavedSession, note: bytes, fingerprint: str, kv: str,
+                  go_on: Callable[[], object]) -> None:
     parts = {"tokens": saved.tokens.astype("<i4"), "arena": saved.arena.astype("<f4"),
              **{f"latents.{layer}": rows for layer, rows in saved.latents.items()}}
     if note:
@@ -93,7 +98,9 @@ def _write_stream(stream: BinaryIO, saved: SavedSession, note: bytes, fingerprin
     start = START.pack(MAGIC, VERSION, len(header))
     stream.write(start + header + CRC.pack(zlib.crc32(header, zlib.crc32(start[8:]))))
     for view in views.values():
-        stream.write(view)
+        for first in range(0, view.nbytes, PIECE):
+            go_on()
+            stream.write(view[first:first + PIECE])
 
 
 def read(source: AnyPath | BinaryIO, fingerprint: str, kv: str, context: int) -> SavedSession:
