@@ -1,0 +1,47 @@
+"""A program with a model inside: no network, no process, no file but those it asked for, nothing printed."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import warp_embed
+
+PROGRAM = """
+import json, os, sys
+seen = []
+def watch(event, args):
+    if event == "open" and isinstance(args[0], int):
+        pass                                            # a descriptor: its file was seen when it was opened
+    elif event == "open" and (set(str(args[1] or "")) & set("wax+") or (args[2] or 0) & (os.O_WRONLY | os.O_RDWR)):
+        seen.append("writes " + os.fsdecode(args[0]))
+    elif event.startswith(("socket.", "subprocess.", "os.exec", "os.posix_spawn", "os.fork", "os.system", "os.putenv",
+                           "ctypes.dlopen", "urllib.", "http.", "signal.")):
+        seen.append(event)
+import warp_embed
+sys.addaudithook(watch)
+with warp_embed.Model.open(warp_embed.demo_path(), context=256) as model:
+    chat = model.chat()
+    answer = "".join(chat.ask("What is the capital of France?"))
+    chat.session.save(sys.argv[1])
+    model.restore(sys.argv[1]).close()
+with open(sys.argv[2], "w") as file:
+    json.dump([answer, seen], file)
+"""
+
+
+def test_a_conversation_touches_only_what_it_was_given(tmp_path):
+    home, out, state = tmp_path / "home", tmp_path / "out.json", tmp_path / "saved" / "chat.state"
+    home.mkdir()
+    state.parent.mkdir()
+    names = ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "TMPDIR", "LOCALAPPDATA")
+    env = {**os.environ, **dict.fromkeys(names, home), "PYTHONPATH": str(Path(warp_embed.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-B", "-c", PROGRAM, state, out], cwd=home, capture_output=True, timeout=120,
+                          env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    answer, seen = json.loads(out.read_text())
+    assert "Paris" in answer
+    assert [event for event in seen if not event.startswith(("writes " + str(state.parent), f"writes {out}"))] == []
+    assert [path.name for path in state.parent.iterdir()] == ["chat.state"] and not list(home.iterdir())
+    if os.name == "posix":
+        assert state.stat().st_mode & 0o777 == 0o600
