@@ -65,6 +65,8 @@ static void encode_one(size_t group, size_t cols, int four_bits)
         if (i % 3 == 0) x[cols + i] = 1e4f;
         x[2 * cols + i] *= 1e-9f;                       /* below the least scale */
         x[3 * cols + i] = i % group ? 0.5f * (float)((int)below(29) - 14) : q_max;      /* ties */
+        if (i % 11 == 5) x[4 * cols + i] = NAN;         /* the least code, and no part in the scale */
+        if (i % 11 == 7) x[5 * cols + i] = INFINITY;
     }
     if (four_bits) kernels->encode_q4g(payload, scales, x, ROWS, cols, group);
     else kernels->encode_q8g((int8_t *)payload, scales, x, ROWS, cols, group);
