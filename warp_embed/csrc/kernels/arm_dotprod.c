@@ -1,4 +1,4 @@
-/* ARM64 with the dot products of bytes (sdot): int16 activations by int8 and nibble weights.
+/* ARM64 with the dot products of bytes (sdot): int16 activations by int8 and four-bit weights.
  *
  * An activation is 256 high + low, both signed bytes, so a group's total is 256 (w . high) + (w . low): two
  * instructions for 16 products where NEON needs six. Bytes are made from a piece of the activations at a time, for all
@@ -35,13 +35,13 @@ typedef struct piece {              /* some groups of one token                 
     size_t         g0, n_groups;    /* where they stand in a row, and how many there are        */
 } piece;
 
-/* y[0 .. n_rows) += the piece; q4 and n_rows are constants where this is expanded, mostly the group too. */
-static inline void piece_rows(const we_matrix *w, size_t row, const piece *p, float *y, const int q4,
+/* y[0 .. n_rows) += the piece; kind and n_rows are constants where this is expanded, mostly the group too. */
+static inline void piece_rows(const we_matrix *w, size_t row, const piece *p, float *y, const int kind,
                               const size_t group, const size_t n_rows)
 {
-    const size_t n_groups = we_n_groups(w), group_bytes = q4 ? group / 2 : group;
+    const size_t n_groups = we_n_groups(w), group_bytes = group_bytes_of(kind, group);
     const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes + p->g0 * group_bytes;
-    const uint16_t *scales = w->scales + row * n_groups + p->g0;
+    const size_t first = row * n_groups + p->g0;
     const int8_t *q_high = p->high, *q_low = p->low;
     float32x4_t sum = load_sums(y, n_rows);
     for (size_t g = 0; g < p->n_groups; g++, codes += group_bytes, q_high += group, q_low += group) {
@@ -50,43 +50,45 @@ static inline void piece_rows(const we_matrix *w, size_t row, const piece *p, fl
         for (size_t k = 0; k < group_bytes; k += 16) {
             for (size_t i = 0; i < n_rows; i++) {
                 const uint8x16_t bytes = vld1q_u8(codes + i * w->row_bytes + k);
-                const int8x16_t first = vreinterpretq_s8_u8(q4 ? vandq_u8(bytes, vdupq_n_u8(15)) : bytes);
-                high[i] = vdotq_s32(high[i], first, vld1q_s8(q_high + k));
-                low[i] = vdotq_s32(low[i], first, vld1q_s8(q_low + k));
-                if (!q4) continue;
-                const int8x16_t odds = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
+                const int8x16_t evens = even_codes(bytes, kind);
+                high[i] = vdotq_s32(high[i], evens, vld1q_s8(q_high + k));
+                low[i] = vdotq_s32(low[i], evens, vld1q_s8(q_low + k));
+                if (kind == WE_Q8G) continue;
+                const int8x16_t odds = odd_codes(bytes, kind);
                 high[i] = vdotq_s32(high[i], odds, vld1q_s8(q_high + group / 2 + k));
                 low[i] = vdotq_s32(low[i], odds, vld1q_s8(q_low + group / 2 + k));
             }
         }
-        const int32x4_t total = vaddq_s32(join(high, low), vdupq_n_s32(q4 ? p->bias[g] : 0));
-        sum = add_group(sum, total, p->scale[g], scales_x4(scales + g, n_groups, n_rows));
+        const int32x4_t total = vaddq_s32(join(high, low), vdupq_n_s32(kind == WE_Q4G ? p->bias[g] : 0));
+        sum = add_group(sum, total, p->scale[g], scales_x4(w, first + g, n_groups, n_rows));
     }
     store_sums(y, sum, n_rows);
 }
 
+static inline void piece_of_kind(const we_matrix *w, size_t row0, size_t row1, const piece *p, float *y, const int kind,
+                                 const size_t group)
+{
+    size_t r = row0;
+    for (; r + ROWS <= row1; r += ROWS) piece_rows(w, r, p, y + (r - row0), kind, group, ROWS);
+    for (; r < row1; r++) piece_rows(w, r, p, y + (r - row0), kind, group, 1);
+}
+
 static void one_token(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t t, float *y)
 {
-    const int q4 = w->encoding == WE_Q4G;
+    const int kind = w->encoding, most = w->group == 128;
     const size_t group = w->group, n_groups = we_n_groups(w), step = PIECE_OF_ONE / group;
-    const int16_t *q = (q4 ? a->q_halves : a->q) + t * a->q_stride;
+    const int16_t *q = (kind == WE_Q8G ? a->q : a->q_halves) + t * a->q_stride;
     int8_t high[PIECE_OF_ONE], low[PIECE_OF_ONE];
     memset(y, 0, (row1 - row0) * sizeof *y);
     for (size_t g = 0; g < n_groups && row0 < row1; g += step) {
         const size_t at = t * a->scale_stride + g, n = we_min(step, n_groups - g);
         const piece p = {high, low, a->scale + at, a->bias + at, g, n};
-        size_t r = row0;
         split(q + g * group, n * group, high, low);
-        for (; r + ROWS <= row1; r += ROWS) {
-            if (q4 && group == 128) piece_rows(w, r, &p, y + (r - row0), 1, 128, ROWS);
-            else if (q4)            piece_rows(w, r, &p, y + (r - row0), 1, group, ROWS);
-            else if (group == 128)  piece_rows(w, r, &p, y + (r - row0), 0, 128, ROWS);
-            else                    piece_rows(w, r, &p, y + (r - row0), 0, group, ROWS);
-        }
-        for (; r < row1; r++) {
-            if (q4) piece_rows(w, r, &p, y + (r - row0), 1, group, 1);
-            else piece_rows(w, r, &p, y + (r - row0), 0, group, 1);
-        }
+        if (kind == WE_MXFP4)             piece_of_kind(w, row0, row1, &p, y, WE_MXFP4, 32);
+        else if (kind == WE_Q4G && most)  piece_of_kind(w, row0, row1, &p, y, WE_Q4G, 128);
+        else if (kind == WE_Q4G)          piece_of_kind(w, row0, row1, &p, y, WE_Q4G, group);
+        else if (most)                    piece_of_kind(w, row0, row1, &p, y, WE_Q8G, 128);
+        else                              piece_of_kind(w, row0, row1, &p, y, WE_Q8G, group);
     }
 }
 
@@ -131,20 +133,21 @@ static inline void group_tokens(const group_args *g, size_t t, const size_t n_to
 static void tokens_rows(const we_matrix *w, size_t row, const we_acts *a, size_t t0, size_t n, size_t g0,
                         size_t n_groups, const int8_t *high, const int8_t *low, float *y, size_t y_stride)
 {
-    const int q4 = w->encoding == WE_Q4G;
-    const size_t group = w->group, in_row = we_n_groups(w);
+    const int kind = w->encoding, unpacked = kind != WE_Q8G;
+    const size_t group = w->group, group_bytes = group_bytes_of(kind, group), in_row = we_n_groups(w);
     int8_t nibbles[ROWS * 128];
-    group_args args = {.group = group, .w_stride = q4 ? group : w->row_bytes, .scale_stride = a->scale_stride,
+    group_args args = {.group = group, .w_stride = unpacked ? group : w->row_bytes, .scale_stride = a->scale_stride,
                        .y_stride = y_stride};
     for (size_t g = 0; g < n_groups; g++) {
-        const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes + (g0 + g) * (q4 ? group / 2 : group);
-        for (size_t i = 0; q4 && i < ROWS; i++) unpack_nibbles(codes + i * w->row_bytes, group, nibbles + i * group);
-        args.w = q4 ? nibbles : (const int8_t *)codes;
+        const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes + (g0 + g) * group_bytes;
+        for (size_t i = 0; unpacked && i < ROWS; i++)
+            unpack_nibbles(codes + i * w->row_bytes, group, kind, nibbles + i * group);
+        args.w = unpacked ? nibbles : (const int8_t *)codes;
         args.high = high + g * group;
         args.low = low + g * group;
-        args.weight = scales_x4(w->scales + row * in_row + g0 + g, in_row, ROWS);
+        args.weight = scales_x4(w, row * in_row + g0 + g, in_row, ROWS);
         args.scale = a->scale + t0 * a->scale_stride + g0 + g;
-        args.bias = q4 ? a->bias + t0 * a->scale_stride + g0 + g : NULL;
+        args.bias = kind == WE_Q4G ? a->bias + t0 * a->scale_stride + g0 + g : NULL;
         size_t t = 0;
         for (; t + 2 <= n; t += 2) group_tokens(&args, t, 2, y);
         if (t < n) group_tokens(&args, t, 1, y);
@@ -156,7 +159,7 @@ static void tile(const we_matrix *w, size_t row0, size_t row1, const we_acts *a,
                  size_t y_stride)
 {
     const size_t group = w->group, n_groups = we_n_groups(w), step = PIECE / group;
-    const int16_t *q = (w->encoding == WE_Q4G ? a->q_halves : a->q) + t0 * a->q_stride;
+    const int16_t *q = (w->encoding == WE_Q8G ? a->q : a->q_halves) + t0 * a->q_stride;
     int8_t high[TOKENS * PIECE], low[TOKENS * PIECE];
     for (size_t t = 0; t < n; t++) memset(y + t * y_stride, 0, (row1 - row0) * sizeof *y);
     for (size_t g = 0; g < n_groups; g += step) {

@@ -1,4 +1,4 @@
-/* ARM64 with products of matrices of bytes (smmla): int16 activations by int8 and nibble weights, several tokens.
+/* ARM64 with products of matrices of bytes (smmla): int16 activations by int8 and four-bit weights, several tokens.
  *
  * An instruction multiplies two rows of weights by the high and by the low bytes of one token's activations, eight
  * products each, twice what sdot does. So activations lie as [8 high][8 low] and rows in pairs, [8 of one][8 of the
@@ -64,14 +64,14 @@ static inline void group_tokens(const group_args *g, size_t t, const size_t n_to
 /* One group of ROWS rows in pairs. */
 static inline void pair_group(const we_matrix *w, size_t row, size_t g, int8_t *out)
 {
-    const int q4 = w->encoding == WE_Q4G;
+    const int kind = w->encoding;
     const size_t group = w->group;
-    const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes + g * (q4 ? group / 2 : group);
+    const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes + g * group_bytes_of(kind, group);
     int8_t nibbles[2 * 128];
     for (size_t i = 0; i < ROWS; i += 2, codes += 2 * w->row_bytes, out += 2 * group) {
-        if (q4) {
-            unpack_nibbles(codes, group, nibbles);
-            unpack_nibbles(codes + w->row_bytes, group, nibbles + group);
+        if (kind != WE_Q8G) {
+            unpack_nibbles(codes, group, kind, nibbles);
+            unpack_nibbles(codes + w->row_bytes, group, kind, nibbles + group);
             pair_rows(nibbles, nibbles + group, group, out);
         } else {
             pair_rows((const int8_t *)codes, (const int8_t *)codes + w->row_bytes, group, out);
@@ -91,7 +91,7 @@ static void tokens_rows(const we_matrix *w, size_t row, const we_acts *a, size_t
         size_t t = 0;
         pair_group(w, row, g0 + g, pairs);
         args.q = bytes + 2 * g * w->group;
-        args.weight = scales_x4(w->scales + row * in_row + g0 + g, in_row, ROWS);
+        args.weight = scales_x4(w, row * in_row + g0 + g, in_row, ROWS);
         args.scale = a->scale + at;
         args.bias = w->encoding == WE_Q4G ? a->bias + at : NULL;
         for (; t + 4 <= n; t += 4) group_tokens(&args, t, 4, y);
@@ -104,7 +104,7 @@ static void tile(const we_matrix *w, size_t row0, size_t row1, const we_acts *a,
                  size_t y_stride)
 {
     const size_t group = w->group, n_groups = we_n_groups(w), step = PIECE / group;
-    const int16_t *q = (w->encoding == WE_Q4G ? a->q_halves : a->q) + t0 * a->q_stride;
+    const int16_t *q = (w->encoding == WE_Q8G ? a->q : a->q_halves) + t0 * a->q_stride;
     int8_t bytes[TOKENS * 2 * PIECE];
     for (size_t t = 0; t < n; t++) memset(y + t * y_stride, 0, (row1 - row0) * sizeof *y);
     for (size_t g = 0; g < n_groups; g += step) {

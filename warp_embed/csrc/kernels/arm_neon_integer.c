@@ -1,4 +1,4 @@
-/* NEON: int16 activations by int8 and nibble weights; see arm_integer.h. */
+/* NEON: int16 activations by int8 and four-bit weights; see arm_integer.h. */
 #include "arm_integer.h"
 #ifdef WE_ARM64
 
@@ -16,68 +16,65 @@ static inline int32x4_t multiply_x16(int32x4_t dot, int8x16_t w, const int16_t *
     return multiply_x8(multiply_x8(dot, vmovl_s8(vget_low_s8(w)), q), vmovl_high_s8(w), q + 8);
 }
 
-static inline int32x4_t dot_group(const uint8_t *codes, const int16_t *q, size_t group, const int q4)
+static inline int32x4_t dot_group(const uint8_t *codes, const int16_t *q, size_t group, const int kind)
 {
     int32x4_t dot = vdupq_n_s32(0);
-    for (size_t i = 0; i < (q4 ? group / 2 : group); i += 16) {
+    for (size_t i = 0; i < group_bytes_of(kind, group); i += 16) {
         const uint8x16_t bytes = vld1q_u8(codes + i);
-        if (!q4) {
-            dot = multiply_x16(dot, vreinterpretq_s8_u8(bytes), q + i);
-        } else {
-            dot = multiply_x16(dot, vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15))), q + i);
-            dot = multiply_x16(dot, vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4)), q + group / 2 + i);
-        }
+        dot = multiply_x16(dot, even_codes(bytes, kind), q + i);
+        if (kind != WE_Q8G) dot = multiply_x16(dot, odd_codes(bytes, kind), q + group / 2 + i);
     }
     return dot;
 }
 
 /* -------------------------------------------------------------- one token ---- */
 
-/* y[0 .. n_rows) of one token; q4 and n_rows are constants where this is expanded, mostly the group too. */
-static inline void token_rows(const we_matrix *w, size_t row, const we_acts *a, size_t t, float *y, const int q4,
+/* y[0 .. n_rows) of one token; kind and n_rows are constants where this is expanded, mostly the group too. */
+static inline void token_rows(const we_matrix *w, size_t row, const we_acts *a, size_t t, float *y, const int kind,
                               const size_t group, const size_t n_rows)
 {
-    const size_t n_groups = we_n_groups(w), group_bytes = q4 ? group / 2 : group;
+    const size_t n_groups = we_n_groups(w), group_bytes = group_bytes_of(kind, group);
     const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes;
-    const uint16_t *scales = w->scales + row * n_groups;
-    const int16_t *q = (q4 ? a->q_halves : a->q) + t * a->q_stride;
+    const int16_t *q = (kind == WE_Q8G ? a->q : a->q_halves) + t * a->q_stride;
     const float *scale = a->scale + t * a->scale_stride;
     const int32_t *bias = a->bias + t * a->scale_stride;
     float32x4_t sum = vdupq_n_f32(0);
     for (size_t g = 0; g < n_groups; g++, codes += group_bytes, q += group) {
         int32x4_t dot[ROWS];
         for (size_t i = 0; i < ROWS; i++)
-            dot[i] = i < n_rows ? dot_group(codes + i * w->row_bytes, q, group, q4) : vdupq_n_s32(0);
-        const int32x4_t total = vaddq_s32(totals_x4(dot), vdupq_n_s32(q4 ? bias[g] : 0));
-        sum = add_group(sum, total, scale[g], scales_x4(scales + g, n_groups, n_rows));
+            dot[i] = i < n_rows ? dot_group(codes + i * w->row_bytes, q, group, kind) : vdupq_n_s32(0);
+        const int32x4_t total = vaddq_s32(totals_x4(dot), vdupq_n_s32(kind == WE_Q4G ? bias[g] : 0));
+        sum = add_group(sum, total, scale[g], scales_x4(w, row * n_groups + g, n_groups, n_rows));
     }
     store_sums(y, sum, n_rows);
 }
 
+static inline void token_of_kind(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t t, float *y,
+                                 const int kind, const size_t group)
+{
+    size_t r = row0;
+    for (; r + ROWS <= row1; r += ROWS) token_rows(w, r, a, t, y + (r - row0), kind, group, ROWS);
+    for (; r < row1; r++) token_rows(w, r, a, t, y + (r - row0), kind, group, 1);
+}
+
 static void one_token(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t t, float *y)
 {
-    const int q4 = w->encoding == WE_Q4G;
-    size_t r = row0;
-    for (; r + ROWS <= row1; r += ROWS) {
-        if (q4 && w->group == 128) token_rows(w, r, a, t, y + (r - row0), 1, 128, ROWS);
-        else if (q4)               token_rows(w, r, a, t, y + (r - row0), 1, w->group, ROWS);
-        else if (w->group == 128)  token_rows(w, r, a, t, y + (r - row0), 0, 128, ROWS);
-        else                       token_rows(w, r, a, t, y + (r - row0), 0, w->group, ROWS);
-    }
-    for (; r < row1; r++) {
-        if (q4) token_rows(w, r, a, t, y + (r - row0), 1, w->group, 1);
-        else token_rows(w, r, a, t, y + (r - row0), 0, w->group, 1);
-    }
+    const int most = w->group == 128;
+    if (w->encoding == WE_MXFP4)             token_of_kind(w, row0, row1, a, t, y, WE_MXFP4, 32);
+    else if (w->encoding == WE_Q4G && most)  token_of_kind(w, row0, row1, a, t, y, WE_Q4G, 128);
+    else if (w->encoding == WE_Q4G)          token_of_kind(w, row0, row1, a, t, y, WE_Q4G, w->group);
+    else if (most)                           token_of_kind(w, row0, row1, a, t, y, WE_Q8G, 128);
+    else                                     token_of_kind(w, row0, row1, a, t, y, WE_Q8G, w->group);
 }
 
 /* ------------------------------------------------------------ many tokens ---- */
 
 /* One group of a row as int16, in the order of the activations it will meet. */
-static inline void widen_group(const uint8_t *codes, size_t group, int q4, int16_t *out)
+static inline void widen_group(const uint8_t *codes, size_t group, int kind, int16_t *out)
 {
     int8_t nibbles[128];
-    if (q4) unpack_nibbles(codes, group, nibbles);
-    const int8_t *from = q4 ? nibbles : (const int8_t *)codes;
+    if (kind != WE_Q8G) unpack_nibbles(codes, group, kind, nibbles);
+    const int8_t *from = kind != WE_Q8G ? nibbles : (const int8_t *)codes;
     for (size_t i = 0; i < group; i += 8) vst1q_s16(out + i, vmovl_s8(vld1_s8(from + i)));
 }
 
@@ -114,21 +111,21 @@ static inline void group_tokens(const group_args *g, size_t t, const size_t n_to
 static void tokens_rows(const we_matrix *w, size_t row, const we_acts *a, size_t t0, size_t n, float *y,
                         size_t y_stride)
 {
-    const int q4 = w->encoding == WE_Q4G;
-    const size_t group = w->group, n_groups = we_n_groups(w), group_bytes = q4 ? group / 2 : group;
-    const int16_t *q = (q4 ? a->q_halves : a->q) + t0 * a->q_stride;
+    const int kind = w->encoding;
+    const size_t group = w->group, n_groups = we_n_groups(w), group_bytes = group_bytes_of(kind, group);
+    const int16_t *q = (kind == WE_Q8G ? a->q : a->q_halves) + t0 * a->q_stride;
     int16_t wide[ROWS * 128];
     float sums[TOKENS][ROWS];
     group_args args = {.w = wide, .group = group, .q_stride = a->q_stride, .scale_stride = a->scale_stride};
     memset(sums, 0, n * sizeof sums[0]);
     for (size_t g = 0; g < n_groups; g++) {
         for (size_t i = 0; i < ROWS; i++)
-            widen_group((const uint8_t *)w->payload + (row + i) * w->row_bytes + g * group_bytes, group, q4,
+            widen_group((const uint8_t *)w->payload + (row + i) * w->row_bytes + g * group_bytes, group, kind,
                         wide + i * group);
-        args.weight = scales_x4(w->scales + row * n_groups + g, n_groups, ROWS);
+        args.weight = scales_x4(w, row * n_groups + g, n_groups, ROWS);
         args.q = q + g * group;
         args.scale = a->scale + t0 * a->scale_stride + g;
-        args.bias = q4 ? a->bias + t0 * a->scale_stride + g : NULL;
+        args.bias = kind == WE_Q4G ? a->bias + t0 * a->scale_stride + g : NULL;
         size_t t = 0;
         for (; t + 4 <= n; t += 4) group_tokens(&args, t, 4, sums);
         for (; t < n; t++) group_tokens(&args, t, 1, sums);

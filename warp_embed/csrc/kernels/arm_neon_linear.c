@@ -11,30 +11,32 @@ typedef float lanes[8];
 /* --------------------------------------------------------------- decoding ---- */
 
 /* Sixteen codes in order. */
-static inline int8x16_t codes_x16(const uint8_t *codes, size_t c, int q4)
+static inline int8x16_t codes_x16(const uint8_t *codes, size_t c, int kind)
 {
-    if (!q4) return vreinterpretq_s8_u8(vld1q_u8(codes + c));
+    if (kind == WE_Q8G) return vreinterpretq_s8_u8(vld1q_u8(codes + c));
     const uint8x8_t pairs = vld1_u8(codes + c / 2), evens = vand_u8(pairs, vdup_n_u8(15)), odds = vshr_n_u8(pairs, 4);
     const uint8x16_t nibbles = vcombine_u8(vzip1_u8(evens, odds), vzip2_u8(evens, odds));
-    return vsubq_s8(vreinterpretq_s8_u8(nibbles), vdupq_n_s8(8));
+    if (kind == WE_Q4G) return vsubq_s8(vreinterpretq_s8_u8(nibbles), vdupq_n_s8(8));
+    return vqtbl1q_s8(vld1q_s8(we_e2m1_doubled), nibbles);
 }
 
 static int has_groups_of_16(const we_matrix *w)
 {
-    return (w->encoding == WE_Q8G || w->encoding == WE_Q4G) && w->group % 16 == 0;
+    return (w->encoding == WE_Q8G || w->encoding == WE_Q4G || w->encoding == WE_MXFP4) && w->group % 16 == 0;
 }
 
 /* Columns [c0, c1) of a row; c0 is a multiple of 16, and so is the group; rows are padded to whole groups. */
 static void decode_groups(const we_matrix *w, size_t row, size_t c0, size_t c1, float *y)
 {
-    const int q4 = w->encoding == WE_Q4G;
+    const int kind = w->encoding;
     const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes;
-    const uint16_t *scales = w->scales + row * we_n_groups(w);
+    const size_t first = row * we_n_groups(w);
     for (size_t c = c0; c < c1;) {
-        const float scale = we_f16_value(scales[c / w->group]);
+        const size_t at = first + c / w->group;
+        const float scale = kind == WE_MXFP4 ? we_e8m0_halved(we_e8m0_scales(w)[at]) : we_f16_value(w->scales[at]);
         const size_t end = we_min(c / w->group * w->group + w->group, c1);
         for (; c < end; c += 16, y += 16) {
-            const int8x16_t code = codes_x16(codes, c, q4);
+            const int8x16_t code = codes_x16(codes, c, kind);
             const int16x8_t half[2] = {vmovl_s8(vget_low_s8(code)), vmovl_high_s8(code)};
             for (size_t k = 0; k < 4; k++) {
                 const int32x4_t four = k & 1 ? vmovl_high_s16(half[k / 2]) : vmovl_s16(vget_low_s16(half[k / 2]));
@@ -276,7 +278,7 @@ static void float_rows(const we_matrix *w, size_t row, size_t n_rows, const floa
 
 void we_neon_matmul(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y, size_t y_stride)
 {
-    if (we_takes_integers(w, a) && w->encoding != WE_MXFP4) {
+    if (we_takes_integers(w, a)) {
         we_neon_matmul_integer(w, row0, row1, a, n, y, y_stride);
     } else if (is_vq8(w) && n == 1) {
         we_neon_vq_token(w, row0, row1, a->x, y);
