@@ -46,9 +46,9 @@ static inline void piece_rows(const we_matrix *w, size_t row, const piece *p, fl
     float32x4_t sum = load_sums(y, n_rows);
     for (size_t g = 0; g < p->n_groups; g++, codes += group_bytes, q_high += group, q_low += group) {
         int32x4_t high[ROWS], low[ROWS];
-        for (size_t i = 0; i < ROWS; i++) high[i] = low[i] = vdupq_n_s32(0);
+        WE_UNROLL for (size_t i = 0; i < ROWS; i++) high[i] = low[i] = vdupq_n_s32(0);
         for (size_t k = 0; k < group_bytes; k += 16) {
-            for (size_t i = 0; i < n_rows; i++) {
+            WE_UNROLL for (size_t i = 0; i < n_rows; i++) {
                 const uint8x16_t bytes = vld1q_u8(codes + i * w->row_bytes + k);
                 const int8x16_t evens = even_codes(bytes, kind);
                 high[i] = vdotq_s32(high[i], evens, vld1q_s8(q_high + k));

@@ -16,17 +16,6 @@ static inline int32x4_t multiply_x16(int32x4_t dot, int8x16_t w, const int16_t *
     return multiply_x8(multiply_x8(dot, vmovl_s8(vget_low_s8(w)), q), vmovl_high_s8(w), q + 8);
 }
 
-static inline int32x4_t dot_group(const uint8_t *codes, const int16_t *q, size_t group, const int kind)
-{
-    int32x4_t dot = vdupq_n_s32(0);
-    for (size_t i = 0; i < group_bytes_of(kind, group); i += 16) {
-        const uint8x16_t bytes = vld1q_u8(codes + i);
-        dot = multiply_x16(dot, even_codes(bytes, kind), q + i);
-        if (kind != WE_Q8G) dot = multiply_x16(dot, odd_codes(bytes, kind), q + group / 2 + i);
-    }
-    return dot;
-}
-
 /* -------------------------------------------------------------- one token ---- */
 
 /* y[0 .. n_rows) of one token; kind and n_rows are constants where this is expanded, mostly the group too. */
@@ -41,8 +30,14 @@ static inline void token_rows(const we_matrix *w, size_t row, const we_acts *a, 
     float32x4_t sum = vdupq_n_f32(0);
     for (size_t g = 0; g < n_groups; g++, codes += group_bytes, q += group) {
         int32x4_t dot[ROWS];
-        for (size_t i = 0; i < ROWS; i++)
-            dot[i] = i < n_rows ? dot_group(codes + i * w->row_bytes, q, group, kind) : vdupq_n_s32(0);
+        WE_UNROLL for (size_t i = 0; i < ROWS; i++) dot[i] = vdupq_n_s32(0);
+        for (size_t k = 0; k < group_bytes; k += 16) {
+            WE_UNROLL for (size_t i = 0; i < n_rows; i++) {
+                const uint8x16_t bytes = vld1q_u8(codes + i * w->row_bytes + k);
+                dot[i] = multiply_x16(dot[i], even_codes(bytes, kind), q + k);
+                if (kind != WE_Q8G) dot[i] = multiply_x16(dot[i], odd_codes(bytes, kind), q + group / 2 + k);
+            }
+        }
         const int32x4_t total = vaddq_s32(totals_x4(dot), vdupq_n_s32(kind == WE_Q4G ? bias[g] : 0));
         sum = add_group(sum, total, scale[g], scales_x4(w, row * n_groups + g, n_groups, n_rows));
     }
