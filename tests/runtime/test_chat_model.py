@@ -1,4 +1,5 @@
 """The chat over a real engine, on a model of gibberish: what the session read is the transcript, to the bit."""
+import asyncio
 import threading
 from itertools import islice
 
@@ -211,3 +212,21 @@ def test_a_reply_can_be_cancelled_from_another_thread(model):
         assert chat.session.tokens == said(model, chat)
         assert list(chat.ask("the", max_tokens=3))
         assert np.array_equal(fresh.prefill(chat.session.tokens), chat.session.logits)
+
+
+def test_a_chat_in_an_event_loop(model):
+    async def talk(chat):
+        return [piece async for piece in chat.aask("Hello", max_tokens=9, sampling=HOT)]
+
+    async def stop(chat):
+        task = asyncio.ensure_future(talk(chat))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    with model.chat() as chat, model.chat() as other:
+        assert asyncio.run(talk(chat)) == list(other.ask("Hello", max_tokens=9, sampling=HOT))
+        assert chat.session.tokens == other.session.tokens and chat.finish_reason == "length"
+        asyncio.run(stop(chat))
+        assert list(chat.ask("the", max_tokens=3))

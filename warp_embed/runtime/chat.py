@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypedDict
 
 from warp_embed.errors import Cancelled, ContextFull, StateError, UnsupportedModel
@@ -32,6 +32,8 @@ class AskOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     overflow: Overflow
     top_logprobs: int
+    schema: Mapping[str, Any] | str | None
+    grammar: str | None
 
 
 class Chat:
@@ -147,7 +149,8 @@ class Chat:
     # ---- talking ----
 
     def ask(self, text: str, *, max_tokens: int = 512, sampling: Sampling | None = None,
-            stop: str | Sequence[str] = (), overflow: Overflow = "refuse", top_logprobs: int = 0) -> Iterator[str]:
+            stop: str | Sequence[str] = (), overflow: Overflow = "refuse", top_logprobs: int = 0,
+            schema: Mapping[str, Any] | str | None = None, grammar: str | None = None) -> Iterator[str]:
         """Say something; yields the reply in pieces of whole characters.
 
         Nothing happens before the first piece is asked for. The iterator may be dropped at any point: what was given
@@ -168,8 +171,8 @@ class Chat:
             What to do when the context is too small: refuse the question; or drop the oldest pairs of question and
             answer, never the system turn, until the question and `max_tokens` fit or none is left. What stays is then
             read again. ``dropped`` says how many are gone.
-        top_logprobs : int
-            As in Session.generate; they are in ``reply``.
+        top_logprobs, schema, grammar
+            As in Session.generate; the first are in ``reply``.
 
         Raises
         ------
@@ -178,7 +181,15 @@ class Chat:
             From the session. Before the first piece: the chat is as before. Later: what was given is the reply.
         """
         return self._answer(None, text, 0, max_tokens=max_tokens, sampling=sampling, stop=stop, overflow=overflow,
-                            top_logprobs=top_logprobs)
+                            top_logprobs=top_logprobs, schema=schema, grammar=grammar)
+
+    def aask(self, text: str, **options: Unpack[AskOptions]) -> AsyncGenerator[str, None]:
+        """As `ask`, for ``async for``: a worker thread does the work, and only while a piece is awaited.
+
+        Cancelling the task ends the reply; the chat is free again when the CancelledError arrives.
+        """
+        from warp_embed.runtime import aio  # asyncio is for those who use it
+        return aio.iterate(lambda: self.ask(text, **options), self.cancel)
 
     def edit(self, index: int, text: str, **options: Unpack[AskOptions]) -> Iterator[str]:
         """Ask another question in place of the one at `index` of ``messages``; what followed is forgotten.
@@ -262,7 +273,7 @@ class Chat:
 
     def _answer(self, index: int | None, text: str, attempt: int, *, max_tokens: int = 512,
                 sampling: Sampling | None = None, stop: str | Sequence[str] = (), overflow: Overflow = "refuse",
-                top_logprobs: int = 0) -> Iterator[str]:
+                **decoding: Any) -> Iterator[str]:
         """Check everything and give the iterator. index: of the question that this one replaces."""
         if not isinstance(text, str):
             raise TypeError(f"a question is text, not {type(text).__name__}")
@@ -271,7 +282,7 @@ class Chat:
         if attempt and sampling is not None and sampling.seed is None:
             sampling = dataclasses.replace(sampling, seed=(self.session.seed + attempt * _SEED_STEP) % 2**64)
         tokens = self.session.generate(max_tokens=max_tokens, sampling=sampling, stop=stop,
-                                       stop_ids=[self._said.form.stop], top_logprobs=top_logprobs)
+                                       stop_ids=[self._said.form.stop], **decoding)
         self._cancelled = False
         turn = self._said.render("user", text)
         drop_for = max_tokens + len(self._said.form.turns["assistant"][1]) if overflow == "drop_oldest" else None

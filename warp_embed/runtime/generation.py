@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from warp_embed.errors import Cancelled
 from warp_embed.runtime.sampling import Sampling
@@ -16,8 +16,21 @@ if TYPE_CHECKING:
     from warp_embed.engine.forward import State
     from warp_embed.runtime.core import SessionCore
     from warp_embed.runtime.model import Model
+    from warp_embed.runtime.structured import Guide
 
 GREEDY = Sampling()
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of `Session.generate`."""
+
+    max_tokens: int | None
+    sampling: Sampling | None
+    stop: str | Sequence[str]
+    stop_ids: Sequence[int]
+    top_logprobs: int
+    schema: Mapping[str, Any] | str | None
+    grammar: str | None
 
 
 @dataclass
@@ -29,10 +42,12 @@ class Decoding:
     text_filter: StopFilter
     stop_ids: frozenset[int]        # these are not evaluated
     top: int                        # length of Token.top_logprobs
+    guide: Guide | None
 
     @classmethod
-    def of(cls, model: Model, max_tokens: int | None, sampling: Sampling | None, stop: str | Sequence[str],
-           stop_ids: Sequence[int], top_logprobs: int) -> Decoding:
+    def of(cls, model: Model, max_tokens: int | None = None, sampling: Sampling | None = None,
+           stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (), top_logprobs: int = 0,
+           schema: Mapping[str, Any] | str | None = None, grammar: str | None = None) -> Decoding:
         """Check what `Session.generate` was given; TypeError or ValueError."""
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens={max_tokens} leaves nothing to do")
@@ -40,8 +55,12 @@ class Decoding:
         ends = set(as_ids(stop_ids, config.vocab).tolist()) if len(stop_ids) else set()
         if config.eos_token_id is not None:
             ends.add(config.eos_token_id)
-        return cls(sampling or GREEDY, math.inf if max_tokens is None else max_tokens, StopFilter(stop),
-                   frozenset(ends), top_n(top_logprobs, config.vocab))
+        how = cls(sampling or GREEDY, math.inf if max_tokens is None else max_tokens, StopFilter(stop),
+                  frozenset(ends), top_n(top_logprobs, config.vocab), None)
+        if schema is not None or grammar is not None:
+            from warp_embed.runtime.structured import Guide
+            how.guide = Guide(model.tokenizer, schema, grammar)
+        return how
 
 
 def top_n(n: int, vocab: int) -> int:
@@ -76,7 +95,10 @@ def decode(session: SessionCore, how: Decoding) -> Iterator[Token]:
 
 def _one(session: SessionCore, state: State, how: Decoding) -> tuple[Token, FinishReason | None]:
     """The next token, evaluated unless it ends the text."""
-    chosen = session._next(how.sampling, None, how.top)
+    if how.guide is not None:
+        session._refuse_pending("generate with a grammar")
+    allowed = None if how.guide is None else how.guide.allowed(how.stop_ids)
+    chosen = session._next(how.sampling, None, how.top, allowed)
     if chosen.id in how.stop_ids:
         session._drop_pending(state)
         return chosen, "stop"
@@ -85,4 +107,7 @@ def _one(session: SessionCore, state: State, how: Decoding) -> tuple[Token, Fini
     except Cancelled:
         return chosen, "cancelled"
     assert token is not None        # only a budget pauses
-    return token, None
+    if how.guide is None:
+        return token, None
+    how.guide.accept(token.id)
+    return token, "stop" if how.guide.ended else None

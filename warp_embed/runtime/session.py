@@ -4,7 +4,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
@@ -13,11 +13,13 @@ import numpy.typing as npt
 from warp_embed.errors import ContextFull, StateError
 from warp_embed.runtime import statefile
 from warp_embed.runtime.core import SessionCore
-from warp_embed.runtime.generation import GREEDY, Decoding, decode, top_n
+from warp_embed.runtime.generation import GREEDY, Decoding, GenerateOptions, decode, top_n
 from warp_embed.runtime.sampling import Sampling
 from warp_embed.runtime.tokens import Token, as_id, as_ids
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from warp_embed.runtime.paths import AnyPath
 
 Logits = npt.NDArray[np.float32]
@@ -169,7 +171,8 @@ class Session(SessionCore):
 
     def generate(self, prompt: str | Sequence[int] | None = None, *, max_tokens: int | None = None,
                  sampling: Sampling | None = None, stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (),
-                 top_logprobs: int = 0) -> Iterator[Token]:
+                 top_logprobs: int = 0, schema: Mapping[str, Any] | str | None = None,
+                 grammar: str | None = None) -> Iterator[Token]:
         """Read `prompt`, then decode token by token until something ends it.
 
         Parameters
@@ -186,25 +189,51 @@ class Session(SessionCore):
             Tokens that end the text as the end of sequence does: they are not evaluated.
         top_logprobs : int
             So many of the most likely tokens are listed in every ``Token.top_logprobs``.
+        schema : dict or str, optional
+            A JSON schema: the text is a value of it, unless something else than "stop" ends it. Tokens that would
+            break it are never chosen. Needs the extra ``warp_embed[structured]``.
+        grammar : str, optional
+            The same for a grammar in Lark's syntax.
 
         Yields
         ------
         Token
-            The last one has a ``finish_reason``: "stop" (end of sequence, one of `stop` or `stop_ids`), "length"
-            (`max_tokens`), "context" (no room), "cancelled".
+            The last one has a ``finish_reason``: "stop" (end of sequence, one of `stop` or `stop_ids`, a complete
+            `schema`), "length" (`max_tokens`), "context" (no room), "cancelled".
 
         Raises
         ------
         As prefill and step, but for Cancelled, which becomes the last token's reason. The generator may be dropped
         at any point; the session then is at the last token it gave.
+        ValueError       also: the schema or grammar is not sound.
+        ImportError      the extra for it is not installed.
         """
-        how = Decoding.of(self.model, max_tokens, sampling, stop, stop_ids, top_logprobs)
+        how = Decoding.of(self.model, max_tokens, sampling, stop, stop_ids, top_logprobs, schema, grammar)
         if prompt is None:
             with self._turn:
                 self._begin()               # here and not with the first token: a cancel() from now on counts
         else:
             self.prefill(self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         return decode(self, how)
+
+    async def aprefill(self, tokens: Sequence[int] | np.ndarray, *, all_logits: bool = False,
+                       on_progress: Callable[[int, int], object] | None = None) -> Logits:
+        """As :meth:`prefill`, in a worker thread; so is `on_progress`.
+
+        Cancelling the task cancels the reading; the session is free again when the CancelledError arrives.
+        """
+        from warp_embed.runtime import aio  # asyncio is for those who use it
+        return await aio.call(lambda: self.prefill(tokens, all_logits=all_logits, on_progress=on_progress), self.cancel)
+
+    def agenerate(self, prompt: str | Sequence[int] | None = None,
+                  **options: Unpack[GenerateOptions]) -> AsyncGenerator[Token, None]:
+        """As :meth:`generate`, for ``async for``: a worker thread does the work, and only while a token is awaited.
+
+        Cancelling the task cancels the generation; the session is free again when the CancelledError arrives. After a
+        ``break`` the session is at the last token that was given.
+        """
+        from warp_embed.runtime import aio
+        return aio.iterate(lambda: self.generate(prompt, **options), self.cancel)
 
     def cancel(self) -> None:
         """Ask a running prefill, step or generate to stop; it raises Cancelled (generate ends). Any thread, any time.
