@@ -43,6 +43,8 @@ HOMES = {
     "psutil": {"warp_embed/runtime/plan"},
     "platformdirs": {"warp_embed/runtime/paths"},
     "tiktoken": {"warp_embed/runtime/tokenizer"},
+    "llguidance": {"warp_embed/runtime/structured"},
+    "asyncio": {"warp_embed/runtime/aio"},
 }
 # Operating system headers stay behind platform.h and pool.h.
 SYSTEM_HEADER = re.compile(r"(windows|unistd|pthread|fcntl|sched|io|process|sys/\w+|mach/.*)\.h$")

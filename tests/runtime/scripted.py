@@ -45,14 +45,13 @@ class Session:
     def checkpoint(self):
         self.kept.add(self.position)
 
-    def generate(self, *, max_tokens, sampling, stop, stop_ids, **rest):
+    def generate(self, *, max_tokens, sampling, stop, stop_ids, top_logprobs=0, schema=None, grammar=None):
         if max_tokens < 1:
             raise ValueError("nothing to do")
         self.seeds.append(sampling.seed if sampling else None)
-        return self.speak(max_tokens, StopFilter(stop), {*stop_ids, self.model.config.eos_token_id}, rest)
+        return self.speak(max_tokens, StopFilter(stop), {*stop_ids, self.model.config.eos_token_id})
 
-    def speak(self, left, text_filter, stop_ids, rest):
-        assert not any(rest.values())
+    def speak(self, left, text_filter, stop_ids):
         stream, reason = TextStream(self.model.tokenizer), None
         while reason is None:
             if self.position == self.context:
