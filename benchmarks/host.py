@@ -102,7 +102,7 @@ class Heartbeat:
 
 def calls(model):
     """Every public call that may take long: name -> a function to be repeated."""
-    session, prompt = model.session(), list(range(1, min(1025, model.plan.context // 2)))
+    session, prompt = model.session(), [i % 500 + 1 for i in range(min(1024, model.plan.context // 2))]
     session.prefill(prompt)
     saved, text = io.BytesIO(), "The quick brown fox jumps over the lazy dog. " * 20_000
     session.save(saved)

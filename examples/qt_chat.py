@@ -272,9 +272,8 @@ class Window(QtWidgets.QMainWindow):
     # ---- conversations ----
 
     def on_loaded(self, model):
-        if model is not None:                           # None: the window was closed meanwhile
-            self.model = model
-            self.show_chat(next((path.stem for path in self.files()), None))
+        self.model = model
+        self.show_chat(next((path.stem for path in self.files()), None))
 
     def show_chat(self, name):
         """Change to a conversation of the list; None: to a new one."""
@@ -313,8 +312,7 @@ class Window(QtWidgets.QMainWindow):
 
     def leave(self):
         """End what is going on, keep the conversation in its file, and free its memory."""
-        self.worker.stop()
-        self.worker.wait()
+        self.worker.drop()
         self.leave_editing()
         if self.chat is not None:
             self.save()
@@ -323,8 +321,7 @@ class Window(QtWidgets.QMainWindow):
 
     def closeEvent(self, event):
         self.hide()                                     # at once; what is left takes a moment
-        self.loader.stop()
-        self.loader.wait()
+        self.loader.drop()
         self.leave()
         if self.model is not None:
             self.model.close()

@@ -235,8 +235,7 @@ class Notes(tk.Tk):
     def quit_program(self):
         """Save, stop, free the memory."""
         self.save()
-        self.worker.stop()
-        self.worker.wait()
+        self.worker.drop()
         if self.model is not None:
             self.model.close()
         self.destroy()

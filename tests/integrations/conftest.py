@@ -20,9 +20,12 @@ QUESTION = "What is the capital of France?"
 
 @pytest.fixture(autouse=True)
 def windows_die_in_the_thread_that_made_them():
-    """A window that an earlier test closed hangs in reference cycles: not to be collected in a worker's thread, where
-    Tcl would end the process."""
+    """A window that was closed hangs in reference cycles: not to be collected in a worker's thread, where Tcl would end
+    the process. A program that opens one Tk window has no such trouble."""
     gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -76,9 +79,12 @@ def qt_application():
 
 
 @pytest.fixture
-def qt(qt_application):
-    """Turn the event loop until a condition holds."""
-    return lambda condition, timeout_s=60: until(condition, qt_application.processEvents, timeout_s)
+def qt(qt_application, monkeypatch):
+    """Turn the event loop until a condition holds. An exception in a slot fails the test."""
+    errors = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: errors.append(error))
+    yield lambda condition, timeout_s=60: until(condition, qt_application.processEvents, timeout_s)
+    assert not errors
 
 
 # ---- Tk ----

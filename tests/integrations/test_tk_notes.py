@@ -1,10 +1,19 @@
 """examples/tk_notes.py, driven as a person would: write, ask, stop, look elsewhere, quit and come back."""
-import tkinter
-
 import pytest
 from conftest import until
 
 import warp_embed
+
+tkinter = pytest.importorskip("tkinter", reason="this Python has no tkinter; on Debian: apt install python3-tk")
+
+
+@pytest.fixture(autouse=True)
+def no_errors(monkeypatch):
+    """An exception in a callback fails the test."""
+    errors = []
+    monkeypatch.setattr(tkinter.Tk, "report_callback_exception", lambda self, kind, error, trace: errors.append(error))
+    yield
+    assert not errors
 
 
 @pytest.fixture

@@ -164,6 +164,16 @@ def test_closing_the_window_ends_the_work_and_nothing_arrives_afterwards(host):
     assert job.wait(10) and len(host.events) == seen and not workers()
 
 
+def test_what_is_dropped_says_nothing_more(host):
+    assert host.worker.drop()                                   # nothing runs
+    host.worker.run(endless)
+    host.until(lambda: host.of("token"))
+    assert host.worker.drop(10) and not host.worker.busy and not workers()
+    seen = list(host.events)
+    assert host.run(len, "abc") == ("finished", 3)
+    assert host.events == [("finished", 3)] and all(name == "token" for name, *_ in seen)
+
+
 def test_what_finished_leads_to_may_start_the_next_call(host):
     ends = []
     original = host.note("finished")

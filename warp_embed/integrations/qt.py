@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from warp_embed.integrations._job import PERIOD_MS, Job
@@ -33,9 +32,17 @@ QtCore = _binding()
 _signal = getattr(QtCore, "Signal", None) or QtCore.pyqtSignal
 
 
-def _stop(jobs: list[Job], *_: Any) -> None:
-    for job in jobs:
-        job.stop()
+class _Last:
+    """The last job of a worker, which is gone when this is asked to stop it.
+
+    A bound method, since PyQt6 crashes when `destroyed` leads to a partial or a lambda.
+    """
+
+    job: Job | None = None
+
+    def stop(self, *_: Any) -> None:
+        if self.job is not None:
+            self.job.stop()
 
 
 class Worker(QtCore.QObject):       # type: ignore[misc, name-defined]
@@ -62,8 +69,8 @@ class Worker(QtCore.QObject):       # type: ignore[misc, name-defined]
         self._timer = QtCore.QTimer(self)
         self._timer.setInterval(PERIOD_MS)
         self._timer.timeout.connect(self._pump)
-        self._last: list[Job] = []
-        self.destroyed.connect(partial(_stop, self._last))          # which may not hold the worker
+        self._last = _Last()
+        self.destroyed.connect(self._last.stop)
 
     @property
     def busy(self) -> bool:
@@ -74,8 +81,7 @@ class Worker(QtCore.QObject):       # type: ignore[misc, name-defined]
         """Start ``work(*args, **kwargs)``; RuntimeError if one is running."""
         if self._job is not None:
             raise RuntimeError("this worker is busy: stop() it, or wait for `finished` or `failed`")
-        self._job = Job(work, args, kwargs)
-        self._last[:] = [self._job]
+        self._job = self._last.job = Job(work, args, kwargs)
         self._job.start()
         self._timer.start()
 
@@ -90,8 +96,20 @@ class Worker(QtCore.QObject):       # type: ignore[misc, name-defined]
             self._job.stop()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the call has ended (for closeEvent, after `stop`); whether it has. Signals come later."""
+        """Block until the call has ended; whether it has. Its last signals come later, from the event loop."""
         return self._job is None or self._job.wait(timeout_s)
+
+    def drop(self, timeout_s: float | None = None) -> bool:
+        """Stop, wait for the end, which takes a layer's time, and forget what was to come: no signal follows.
+
+        For a window that closes, or that shows something else from now on. False: the call has not ended in time.
+        """
+        job, self._job = self._job, None
+        self._timer.stop()
+        if job is None:
+            return True
+        job.stop()
+        return job.wait(timeout_s)
 
     def _pump(self) -> None:
         job = self._job

@@ -67,8 +67,16 @@ class Worker:
             self._job.stop()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the call has ended (when the window closes, after `stop`); whether it has."""
+        """Block until the call has ended; whether it has. What it still tells comes later, from the event loop."""
         return self._last is None or self._last.wait(timeout_s)
+
+    def drop(self, timeout_s: float | None = None) -> bool:
+        """Stop, wait for the end, which takes a layer's time, and forget what was to come: nothing is called any more.
+
+        For a window that closes, or that shows something else from now on. False: the call has not ended in time.
+        """
+        self._forget()
+        return self.wait(timeout_s)
 
     def _pump(self) -> None:
         job = self._job
@@ -86,7 +94,11 @@ class Worker:
                 return
 
     def _destroyed(self, event: tkinter.Event[tkinter.Misc]) -> None:
-        if event.widget is self._widget and self._job is not None:      # a window hears of its children, too
+        if event.widget is self._widget:                # a window hears of its children, too
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._job is not None:
             self._job.stop()
             self._widget.after_cancel(self._timer)
             self._job = None
