@@ -112,6 +112,25 @@ def test_a_handler_inside_a_pass_never_waits_for_itself(tiny, slow, call, error)
     assert seen[0] is error
 
 
+@pytest.mark.parametrize("what", ["session", "model"])
+def test_a_handler_may_close_what_is_being_closed(tiny, what):
+    """Handlers nest: 50 microseconds later the next one comes, also inside the first."""
+    models = [Model.open(tiny, context=64, threads=1) for _ in range(20)]
+    sessions = [model.session() for model in models]
+    todo = sessions if what == "session" else models
+    old = signal.signal(signal.SIGALRM, lambda *_: [each.close() for each in todo])
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 5e-5, 5e-5)
+        for each in todo:
+            each.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    for session in sessions:
+        with pytest.raises(SessionClosed):
+            session.step(token=1)
+
+
 @pytest.mark.parametrize("end", ["", "model.close()", "sys.exit(0)", "del model, session", "raise SystemExit"])
 def test_a_program_may_end_while_a_thread_works(tiny, end):
     program = f"""

@@ -69,7 +69,7 @@ cdef class Turn:
 
 @cython.final
 cdef class TurnUnless:
-    """A turn that is waited for until `stop` raises."""
+    """A turn that is waited for until `stop` raises; None: for ever, without a check, for whoever wants to close."""
     cdef Turn turn
     cdef object stop
 
@@ -78,7 +78,11 @@ cdef class TurnUnless:
         self.stop = stop
 
     def __enter__(self):
-        self.turn.take(self.stop)
+        if self.stop is not None:
+            self.turn.take(self.stop)
+        else:
+            self.turn.lock.acquire()
+            self.turn.owner = <unsigned long>PyThread_get_thread_ident()
 
     def __exit__(self, *exc):
         self.turn.owner = 0

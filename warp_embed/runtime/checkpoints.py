@@ -15,10 +15,11 @@ ON_DISK_MAX = 64
 class Checkpoint:
     """A State.arena_half and its position. It never changes, so forks share it."""
 
+    _file: str | None = None            # of the class: __del__ also runs when __init__ was interrupted
+
     def __init__(self, position: int, half: np.ndarray) -> None:
         self.position = position
         self._half: np.ndarray | None = half
-        self._file: str | None = None
 
     @property
     def half(self) -> np.ndarray:

@@ -181,10 +181,11 @@ class Model:
     def close(self) -> None:
         """Close all sessions, stop the threads, free the memory. May be called from any thread, and again."""
         self._closed = True                     # from now on nothing begins
-        if self._engine is None:
+        engine = self._engine
+        if engine is None:
             return
         if self._pid != os.getpid():
-            self._engine.forget()
+            engine.forget()
             return
         sessions = [session for reference in self._sessions.valuerefs() if (session := reference()) is not None]
         for session in sessions:
@@ -192,7 +193,7 @@ class Model:
         if self._lock.owner == threading.get_ident():
             return                              # a signal handler inside a pass: the next close(), or __del__, goes on
         with self._lock:
-            self._engine.close()
+            engine.close()
             if self._store is not None:
                 self._store.close()
         for session in sessions:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from warp_embed.engine.turn import TurnUnless
 from warp_embed.errors import ContextFull, StateError
 from warp_embed.runtime import statefile
 from warp_embed.runtime.core import SessionCore
@@ -371,7 +372,7 @@ class Session(SessionCore):
         self.cancel()
         # No waiting where nobody would ever release: inside a call of this very session, or in a forked child.
         alone = self._turn.owner == threading.get_ident() or self.model._pid != os.getpid()
-        with contextlib.nullcontext() if alone else self._turn.lock:
+        with contextlib.nullcontext() if alone else TurnUnless(self._turn, None):
             self._state = self._logits = None
             self._checkpoints.forget_after(-1)
         self.model._sessions.pop(id(self), None)
