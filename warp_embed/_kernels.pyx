@@ -24,11 +24,8 @@ cdef extern from "warp_embed/pool.h" nogil:
 
 # ------------------------------------------------------------------ tables ----
 cdef we_pool_api POOL
-POOL.create = we_pool_create
-POOL.run = we_pool_run
-POOL.threads = we_pool_threads
-POOL.destroy = we_pool_destroy
-POOL.now_s = we_now_s
+POOL.create, POOL.run, POOL.threads = we_pool_create, we_pool_run, we_pool_threads
+POOL.destroy, POOL.now_s = we_pool_destroy, we_now_s
 
 cdef const we_kernels *kernels() noexcept nogil:
     return we_kernels_active()
@@ -51,9 +48,7 @@ def active():
 def force(name):
     """Use one level from now on; None for the best. ValueError if it does not run here."""
     encoded = (name or "").encode()
-    cdef const char *isa = NULL
-    if name is not None:
-        isa = encoded
+    cdef const char *isa = <const char *>encoded if name is not None else NULL
     if we_kernels_force(isa) != 0:
         raise ValueError(f"kernel level {name!r} does not run here; available: {', '.join(levels())}")
 

@@ -22,10 +22,8 @@ _HEADER = struct.Struct("<4sHHBBHHHIIIIIIII")
 _MATRICES = ("gate", "up", "down")
 
 cdef we_store_api STORE
-STORE.get = we_cache_get
-STORE.unpin_all = we_cache_unpin_all
-STORE.stats = we_cache_get_stats
-STORE.views = we_record_views
+STORE.get, STORE.unpin_all = we_cache_get, we_cache_unpin_all
+STORE.stats, STORE.views = we_cache_get_stats, we_record_views
 
 cdef const we_store_api *store_api() noexcept nogil:
     return &STORE
