@@ -7,6 +7,7 @@
 """
 from __future__ import annotations
 
+import logging as _logging
 import os as _os
 
 try:
@@ -49,6 +50,7 @@ __all__ = [
     "TokenStats", "UnsupportedModel", "WarpError", "__version__", "demo_path", "get_include", "plan",
 ]
 
+_logging.getLogger("warp_embed").addHandler(_logging.NullHandler())     # a program that wants to see it adds its own
 _HERE = _os.path.dirname(_os.path.abspath(__file__))
 
 

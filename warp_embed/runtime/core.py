@@ -1,8 +1,8 @@
 """What a session does under its public methods: locks, passes, checkpoints."""
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import logging
 import math
 import secrets
 import threading
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from warp_embed.engine.forward import State
     from warp_embed.runtime.model import Model
     from warp_embed.testing import Recorder
+
+
+log = logging.getLogger("warp_embed")
 
 
 class SessionCore:
@@ -109,8 +112,10 @@ class SessionCore:
             self._checkpoints.add(Checkpoint(self.position, state.arena_half()))
 
     def _try_checkpoint(self, state: State) -> None:
-        with contextlib.suppress(MemoryError, OSError):     # what was evaluated is good; going back will take longer
+        try:
             self._checkpoint(state)
+        except (MemoryError, OSError) as error:         # what was evaluated is good; going back will take longer
+            log.warning("no checkpoint at position %d: %s", self.position, error or "out of memory")
 
     def _rewind(self, state: State, position: int) -> int:
         """Cut back to a position below the present one; the number of tokens evaluated again."""

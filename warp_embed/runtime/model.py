@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 import weakref
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from warp_embed.runtime.tokenizer import Tokenizer
 
 RECORD_HEADER_BYTES = 48
+log = logging.getLogger("warp_embed")
 
 
 class Model:
@@ -90,6 +92,8 @@ class Model:
         self._trunk: Trunk | None = Trunk(os.path.join(self.path, "trunk.bin"), manifest.text_entries(),
                                           on_progress=on_progress)
         self._store = open_experts(manifest, plan.cache_slots, verify)
+        if self._store is not None and not self._store.stats()["direct"]:
+            log.info("%s: this file system has no direct reads; experts go through the page cache", self.path)
         self._engine: Engine | None = Engine(manifest.config, self._trunk, self._store, manifest.prefix,
                                              context=plan.context, chunk=plan.chunk, threads=plan.threads, kv=plan.kv)
         self.fingerprint = fingerprint(manifest, self._trunk)
@@ -229,10 +233,12 @@ class Model:
     def _add_session(self, make: Callable[[], State]) -> Session:
         with self._lock:
             self._check()                       # again: it may have been closed while this thread waited
-            self._make_room()
+            given = self._make_room()
             session = Session(self, make())
             self._sessions[id(session)] = session
-            return session
+        if given:                               # without the lock: a handler may be anybody's
+            log.info("%s: the expert cache gave %s to another session", self.path, format_bytes(given))
+        return session
 
     def _cache_bytes(self, slots: int | None = None) -> int:
         if self._store is None or self._manifest.experts is None:
@@ -244,14 +250,14 @@ class Model:
     def _min_slots(self) -> int:
         return min(self.config.top_k, self.plan.n_records)
 
-    def _make_room(self) -> None:
-        """Have another session's bytes within the limit, from the cache if need be. The lock is held."""
+    def _make_room(self) -> int:
+        """Have another session's bytes within the limit; what the cache gave, in bytes. The lock is held."""
         if not self._sessions:
-            return
+            return 0
         needed = self.memory()["total"] + self.plan.session_bytes
         lacking = needed - self.plan.limit_bytes
         if lacking <= 0:
-            return
+            return 0
         have = 0 if self._store is None else self._store.slots
         spare = max(0, have - self._min_slots)
         slots = -(-lacking // max(1, self.plan.record_bytes))
@@ -261,6 +267,7 @@ class Model:
                 f"{format_bytes(spare * self.plan.record_bytes)}: close a session, or open the model with more memory "
                 "or less context", needed_bytes=needed, budget_bytes=self.plan.limit_bytes)
         self._store.resize(have - slots)
+        return slots * self.plan.record_bytes
 
 
 def open_experts(manifest: Manifest, slots: int, verify: bool = False, direct: bool = True) -> ExpertStore | None:

@@ -6,7 +6,9 @@ What llguidance costs on a vocabulary of 163,840: the first use on a model reads
 """
 from __future__ import annotations
 
+import logging
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +20,7 @@ from warp_embed.runtime.tokenizer import Tokenizer
 
 # Without a bound a model that likes white space would never come to an end.
 _JSON_DEFAULTS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
+log = logging.getLogger("warp_embed")
 _lock = threading.Lock()
 _vocabularies: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
 
@@ -105,7 +108,10 @@ def _vocabulary(tokenizer: Tokenizer, llguidance: Any) -> Any:
         known = _vocabularies.get(tokenizer)
         if known is None:
             source = llguidance.TokenizerWrapper(_Vocabulary(tokenizer))
+            start = time.perf_counter()
             known = _vocabularies[tokenizer] = llguidance.LLTokenizer(source, slices=[])
+            log.debug("llguidance read a vocabulary of %d in %.0f ms", tokenizer.vocab,
+                      (time.perf_counter() - start) * 1e3)
         return known
 
 
