@@ -133,6 +133,31 @@ def test_chat_reads_questions_from_stdin(cli, container, monkeypatch, tmp_path):
     assert straight == reply + second.split("\n", 1)[1]      # saved and restored, it says what it would have said
 
 
+def test_chat_takes_a_question_back(cli, container, monkeypatch, tmp_path):
+    feed(monkeypatch, "Hello", "the")
+    _, straight, _ = cli("chat", container, *SHORT)
+    feed(monkeypatch, "Hello", "other", "/edit 2 the")
+    code, edited, err = cli("chat", container, *SHORT)
+    assert code == 0 and err == "" and edited.splitlines()[::2] == straight.splitlines()
+    feed(monkeypatch, "Hello", f"/save {tmp_path / 'a'}", f"/restore {tmp_path / 'a'}", "/retry", "/edit 1 Hello")
+    code, out, err = cli("chat", container, *SHORT)
+    assert code == 0 and err == ""
+    first, _, _, again, edited = out.splitlines()
+    assert first == again == edited                     # greedy: the same answer
+    feed(monkeypatch, "/retry", "/edit", "/edit 1 x", "Hello", "/edit 2 x", "/edit 0 x", "/edit 1", "/edit x y")
+    code, out, err = cli("chat", container, *SHORT)
+    assert code == 0 and err.count("error: ") == 7 and out.count("\n") == 1
+
+
+def test_chat_restores_a_bare_session(cli, container, monkeypatch, tmp_path):
+    with warp_embed.Model.open(container, context=64) as model, model.session() as session:
+        session.prefill(model.tokenizer.encode("Hello"))
+        session.save(tmp_path / "a")
+    feed(monkeypatch, f"/restore {tmp_path / 'a'}", "the", "/retry")
+    code, out, err = cli("chat", container, *SHORT)
+    assert code == 0 and err == "" and out.count("\n") == 3
+
+
 def test_ctrl_c_on_a_terminal_ends_the_reply_only(cli, container, monkeypatch):
     def interrupted(self, text, **options):
         yield "so far"

@@ -1,14 +1,16 @@
 """What a type checker sees of the public API. mypy reads it (`.ci/run`); nothing runs it."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import assert_type
 
 import warp_embed
-from warp_embed import MemoryPlan, Model, Sampling, Session, Token
+from warp_embed import Chat, MemoryPlan, Model, Sampling, Session, Token
 
 Logits = npt.NDArray[np.float32]
 
@@ -27,9 +29,32 @@ def model(path: str) -> None:
         assert_type(model, Model)
         assert_type(model.session(), Session)
         assert_type(model.restore("chat.state"), Session)
-        for text in model.chat(system="Be brief.").ask("Hello"):
-            assert_type(text, str)
     model.session(1, 2, 3)  # type: ignore[call-arg]
+
+
+def chat(model: Model) -> None:
+    chat = model.chat(system="Be brief.")
+    for text in chat.ask("Hello", max_tokens=9, stop="x", overflow="drop_oldest", schema={"type": "integer"}):
+        assert_type(text, str)
+    assert_type(chat.edit(1, "Hi", sampling=Sampling(), top_logprobs=3), Iterator[str])
+    assert_type(chat.retry(grammar="start: /a/"), Iterator[str])
+    assert_type(chat.messages, list[dict[str, str]])
+    assert_type(chat.count_tokens("Hello"), int)
+    assert_type(chat.tokens_left, int)
+    assert_type(chat.dropped, int)
+    assert_type(chat.fork(), Chat)
+    chat.save("a.state")
+    assert_type(Chat.restore(model, "a.state"), Chat)
+    chat.ask("Hello", overflow="forget")  # type: ignore[arg-type]
+    chat.retry(max_token=3)  # type: ignore[call-arg]
+
+
+async def asynchronous(session: Session, chat: Chat) -> None:
+    assert_type(await session.aprefill([1, 2]), Logits)
+    async for token in session.agenerate("Why?", max_tokens=3, top_logprobs=2):
+        assert_type(token, Token)
+    async for text in chat.aask("Why?", max_tokens=3):
+        assert_type(text, str)
 
 
 def session(session: Session) -> None:
@@ -47,6 +72,12 @@ def session(session: Session) -> None:
         assert_type(token.id, int)
         assert_type(token.text, str)
         assert_type(token.logprob, float)
+        assert_type(token.top_logprobs, tuple[tuple[int, float], ...])
+    session.generate([1], stop_ids=[2], top_logprobs=3, schema="{}", grammar=None)
+    session.save("a.state", note={"title": "x"})
+    assert_type(session.note, dict[str, Any] | None)
+    assert_type(session.embedding, Logits | None)
+    assert_type(session.seed, int)
     assert_type(session.rewind(0), int)
     assert_type(session.sync([1, 2]), int)
     assert_type(session.fork(), Session)

@@ -1,6 +1,8 @@
 """Talk to a model.
 
 Lines from the terminal, or from stdin, are questions; Ctrl-C ends a reply. Lines that are commands:
+  /retry         answer the last question once more
+  /edit N TEXT   ask TEXT in place of question N (1 is the first); what followed is forgotten
   /save FILE     write the conversation to a file
   /restore FILE  go on with one
   /quit          as Ctrl-D
@@ -21,10 +23,13 @@ from warp_embed.cli.common import (
     show,
     spent,
 )
-from warp_embed.errors import WarpError
+from warp_embed.errors import StateError, WarpError
 
 if TYPE_CHECKING:
-    from warp_embed import Chat, Model, Sampling
+    from typing_extensions import Unpack
+
+    from warp_embed import Chat, Model
+    from warp_embed.runtime.chat import AskOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +52,8 @@ def run(args: argparse.Namespace) -> int:
                     save(chat, rest.strip())
                 elif command == "/restore":
                     chat = restore(model, chat, rest.strip())
-                elif command.startswith("/") and command.isascii() and command[1:].isalpha():
-                    raise ValueError(f"no command {command}; there are /save FILE, /restore FILE and /quit")
                 else:
-                    answer(chat, line, args, choice)
+                    answer(chat, reply(chat, line, max_tokens=args.max_tokens, sampling=choice, stop=args.stop), args)
             except BrokenPipeError:
                 raise
             except (WarpError, OSError, ValueError) as error:
@@ -78,9 +81,25 @@ def questions() -> Iterator[str]:
             yield line.strip()
 
 
-def answer(chat: Chat, text: str, args: argparse.Namespace, choice: Sampling) -> None:
+def reply(chat: Chat, line: str, **options: Unpack[AskOptions]) -> Iterator[str]:
+    """The answer that a line wants."""
+    command, _, rest = line.partition(" ")
+    if command == "/retry":
+        return chat.retry(**options)
+    if command == "/edit":
+        number, _, text = rest.strip().partition(" ")
+        asked = [i for i, message in enumerate(chat.messages) if message["role"] == "user"]
+        if not number.isdecimal() or not 1 <= int(number) <= len(asked) or not text:
+            raise ValueError(f"/edit needs the number of a question, 1 to {len(asked)}, and a text")
+        return chat.edit(asked[int(number) - 1], text, **options)
+    if command.startswith("/") and command.isascii() and command[1:].isalpha():
+        raise ValueError(f"no command {command}; there are /retry, /edit N TEXT, /save FILE, /restore FILE and /quit")
+    return chat.ask(line, **options)
+
+
+def answer(chat: Chat, pieces: Iterator[str], args: argparse.Namespace) -> None:
     try:
-        for piece in chat.ask(text, max_tokens=args.max_tokens, sampling=choice, stop=args.stop):
+        for piece in pieces:
             show(piece)
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
@@ -93,17 +112,21 @@ def answer(chat: Chat, text: str, args: argparse.Namespace, choice: Sampling) ->
 def save(chat: Chat, file: str) -> None:
     if not file:
         raise ValueError("/save needs a file name")
-    chat.settle()
-    chat.session.save(file)
+    chat.save(file)
     print(f"saved {chat.session.position} tokens to {file}")
 
 
 def restore(model: Model, chat: Chat, file: str) -> Chat:
-    """The chat of a saved session, in place of `chat`, which is closed."""
+    """A saved chat, or the chat of a saved session, in place of `chat`, which is closed."""
     from warp_embed import Chat
     if not file:
         raise ValueError("/restore needs a file name")
-    session = model.restore(file)
+    try:
+        saved = Chat.restore(model, file)
+    except StateError as error:
+        if error.field != "note":
+            raise
+        saved = Chat.from_session(model.restore(file))
     chat.close()
-    print(f"restored {session.position} tokens from {file}")
-    return Chat.from_session(session)
+    print(f"restored {saved.session.position} tokens from {file}")
+    return saved
