@@ -104,7 +104,7 @@ def calls(model):
     """Every public call that may take long: name -> a function to be repeated."""
     session, prompt = model.session(), [i % 500 + 1 for i in range(min(1024, model.plan.context // 2))]
     session.prefill(prompt)
-    saved, text = io.BytesIO(), "The quick brown fox jumps over the lazy dog. " * 20_000
+    saved, text = io.BytesIO(), "The quick brown fox jumps over the lazy dog. " * 2_000
     session.save(saved)
     encoded = model.tokenizer.encode(text)
 
@@ -135,9 +135,11 @@ def calls(model):
 
 
 def repeat(call, seconds):
+    """Call again and again. The pauses let short calls be told from a loop that is busy in Python itself."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         call()
+        time.sleep(TICK_S / 2)
 
 
 def heartbeats(model, arguments):

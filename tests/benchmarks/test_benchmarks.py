@@ -184,3 +184,12 @@ def test_token_bytes_count_one_row_of_the_embedding(tmp_path):
     expected = f32 - 4 * config.hidden * (config.vocab - 1)
     expected += len(config.moe_layers) * config.top_k * 12 * config.hidden * config.moe_inter
     assert abs(random_model.token_bytes(manifest) - expected) < 64 * 100
+
+
+def test_host_reports_every_call_beside_its_control(report, capsys):
+    rows = report("host", "--seconds", "0.1", "--threads", "1", "--context", "256")["rows"]
+    calls = {row["call"] for row in rows}
+    assert calls >= {"control", "open, close", "prefill", "step", "generate", "chat", "rewind", "sync", "fork", "save",
+                     "restore", "encode", "decode", "step(budget_s=0.004)", "60 Hz, control", "60 Hz, model"}
+    assert all(0 < row["n"] and row["p99"] <= row["worst"] for row in rows)
+    assert {"Qt, control", "Qt, decode"} <= calls or "No Qt loop" in capsys.readouterr().out
