@@ -128,6 +128,11 @@ def test_checkpoints_that_memory_has_no_room_for_go_to_disk(dialogue, opened, tm
         assert session.rewind(300) == 0 and np.array_equal(session.logits, logits[299])
         assert session.rewind(270) == 14 and np.array_equal(session.logits, logits[269])
         assert np.array_equal(session.prefill(dialogue[270:]), logits[-1])
+        for spilled in tmp_path.iterdir():
+            spilled.write_bytes(spilled.read_bytes()[:100])
+        with pytest.raises(OSError, match="damaged"):
+            session.rewind(400)
+        assert session.position == 600 and np.array_equal(session.logits, logits[-1])
     assert not list(tmp_path.iterdir())
 
 

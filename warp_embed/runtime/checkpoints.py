@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 
@@ -27,7 +28,10 @@ class Checkpoint:
         if self._half is not None:
             return self._half
         assert self._file is not None
-        half: np.ndarray = np.load(self._file)
+        try:
+            half: np.ndarray = np.load(self._file)
+        except (ValueError, EOFError) as error:
+            raise OSError(errno.EIO, f"the spilled checkpoint is damaged ({error})", self._file) from None
         return half
 
     def spill(self, folder: str) -> None:
