@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from warp_embed.runtime.tokenizer import Tokenizer
 
-# Without a bound a model that likes white space would never come to an end.
-_JSON_DEFAULTS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
+# One space or none: a model that likes white space would spend its tokens on it.
+_JSON_DEFAULTS = {"whitespace_pattern": r"\x20?"}
 log = logging.getLogger("warp_embed")
 _lock = threading.Lock()
 _vocabularies: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
