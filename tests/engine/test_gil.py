@@ -99,6 +99,11 @@ def calls(path, folder):
     yield "resize_cache", lambda: (model.resize_cache(0), model.resize_cache(1 << 30))
     yield "stats", lambda: [model.stats() and model.memory() for _ in range(100)]
     yield "ask", lambda: list(chat.ask("What is the capital of France?"))
+    yield "edit, retry", lambda: (list(chat.edit(0, "What is the capital of Spain?")), list(chat.retry()))
+    yield "Chat.save", lambda: chat.save(folder / "b.state")
+    yield "Chat.restore", lambda: warp_embed.Chat.restore(demo, folder / "b.state").close()
+    yield "top_logprobs", lambda: list(session.generate(max_tokens=40, top_logprobs=20))
+    yield "embedding", lambda: session.embedding
     yield "encode", lambda: demo.tokenizer.encode("The capital of France is Paris. " * 5_000)
     yield "session.close", session.close
     yield "close", model.close

@@ -103,7 +103,10 @@ class Tokenizer:
         UnicodeEncodeError      the text has a lone surrogate.
         """
         encode = self._bpe().encode_ordinary
-        return [i for piece in _pieces(_checked(text)) for i in encode(piece)]
+        ids: list[int] = []
+        for piece in _pieces(_checked(text)):
+            ids += encode(piece)                # no loop over ids here: it would keep the GIL for milliseconds
+        return ids
 
     def encode_markup(self, text: str) -> list[int]:
         """Ids of a chat format's own text: every special token is resolved, the longest first at each place."""
