@@ -116,16 +116,16 @@ class Window(QtWidgets.QMainWindow):
     def __init__(self, model_name, folder, memory="auto"):
         super().__init__()
         self.folder, self.model, self.chat, self.name = folder, None, None, None
-        self.reply, self.given, self.editing = None, "", None
+        self.reply, self.given, self.editing, self.kept = None, "", None, True
         folder.mkdir(parents=True, exist_ok=True)
-        self.worker = Worker(self)              # talks
-        self.worker.token.connect(self.on_token)
+        self.worker, self.keeper, self.loader = Worker(self), Worker(self), Worker(self)
+        self.worker.token.connect(self.on_token)                # it talks,
         self.worker.finished.connect(self.on_answered)
-        self.worker.failed.connect(self.on_error)
-        self.loader = Worker(self)              # opens the model
+        self.keeper.finished.connect(self.on_kept)              # it writes conversations to files,
         self.loader.progress.connect(lambda done, total: self.say(f"Loading the model … {done / total:.0%}"))
-        self.loader.finished.connect(self.on_loaded)
-        self.loader.failed.connect(self.on_error)
+        self.loader.finished.connect(self.on_loaded)            # and it opens them, and the model
+        for worker in (self.worker, self.keeper, self.loader):
+            worker.failed.connect(self.on_error)
         self.build()
         self.say("Loading the model …")
         self.loader.run(Model.open, model_name, memory=memory, context=2048, on_progress=self.loader.report)
@@ -135,6 +135,7 @@ class Window(QtWidgets.QMainWindow):
     def build(self):
         self.setWindowTitle("Chat")
         self.resize(980, 680)
+        self.setMinimumSize(880, 400)
         self.setStyleSheet(STYLE)
         side = QtWidgets.QWidget(objectName="side")
         side.setFixedWidth(220)
@@ -244,6 +245,8 @@ class Window(QtWidgets.QMainWindow):
 
     def start(self, text, work, *args, **options):
         """Show a question with an empty reply, and have it answered in the worker's thread."""
+        self.keeper.drop()
+        self.kept = False
         keep = {self.chat.ask: None, self.chat.edit: self.editing, self.chat.retry: -2}[work]
         self.leave_editing()
         self.show_messages(self.chat.messages[:keep] + [{"role": "user", "content": text}], done=False)
@@ -259,36 +262,44 @@ class Window(QtWidgets.QMainWindow):
         self.reply.show_text(self.given)
 
     def on_answered(self):
-        self.save()
+        if self.chat.messages:
+            self.keeper.run(self.chat.save, self.file())
         self.show_messages(self.chat.messages)
         self.say({"stop": "Ready", "length": "Stopped after 600 tokens", "context": "This conversation is full"}.get(
             self.chat.finish_reason, "Stopped"))
 
     def on_error(self, error):
+        if self.model is not None and self.chat is None:        # a conversation that cannot be opened
+            self.name, self.chat = None, self.model.chat()
         self.show_messages(self.chat.messages if self.chat is not None else [])
         self.add(Bubble("error", str(error)))
         self.say("Something went wrong")
 
     # ---- conversations ----
 
-    def on_loaded(self, model):
-        self.model = model
-        self.show_chat(next((path.stem for path in self.files()), None))
+    def on_loaded(self, result):
+        if self.model is None:
+            self.model = result
+            self.show_chat(next((path.stem for path in self.files()), None))
+        else:
+            self.take(result)
 
     def show_chat(self, name):
         """Change to a conversation of the list; None: to a new one."""
-        if self.model is None or (name is not None and name == self.name):
+        if self.model is None or self.loader.busy or (name is not None and name == self.name):
             return
         self.leave()
-        self.name, trouble = name, None
-        try:
-            self.chat = self.model.chat() if name is None else Chat.restore(self.model, self.folder / f"{name}.chat")
-        except (warp_embed.WarpError, OSError) as error:
-            self.name, self.chat, trouble = None, self.model.chat(), error
-        self.show_messages(self.chat.messages)
+        self.name = name
+        if name is None:
+            self.on_loaded(self.model.chat())
+        else:
+            self.say("Opening …")
+            self.loader.run(Chat.restore, self.model, self.file())
+
+    def take(self, chat):
+        self.chat = chat
+        self.show_messages(chat.messages)
         self.show_names()
-        if trouble is not None:
-            self.add(Bubble("error", f"That conversation cannot go on: {trouble}"))
         self.say("Ready")
 
     def show_names(self):
@@ -303,19 +314,26 @@ class Window(QtWidgets.QMainWindow):
     def files(self):
         return sorted(self.folder.glob("*.chat"), reverse=True)
 
-    def save(self):
-        if self.chat.messages:
+    def file(self):
+        """Where this conversation is kept."""
+        if self.name is None:
             title = re.sub(r"[^\w ',-]", "", self.chat.messages[0]["content"])[:40].strip() or "Chat"
-            self.name = self.name or f"{time.strftime('%Y-%m-%d %H.%M.%S')} {title}"
-            self.chat.save(self.folder / f"{self.name}.chat")
-            self.show_names()
+            self.name = f"{time.strftime('%Y-%m-%d %H.%M.%S')} {title}"
+        return self.folder / f"{self.name}.chat"
+
+    def on_kept(self):
+        self.kept = True
+        self.show_names()
 
     def leave(self):
         """End what is going on, keep the conversation in its file, and free its memory."""
         self.worker.drop()
+        self.keeper.drop()
         self.leave_editing()
         if self.chat is not None:
-            self.save()
+            if not self.kept and self.chat.messages:
+                self.chat.save(self.file())
+                self.kept = True
             self.chat.close()
             self.chat = None
 

@@ -34,7 +34,7 @@ def test_every_example_has_a_test():
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_an_example_is_short_and_its_first_line_says_what_it_is(path):
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 350 and lines[0].startswith('"""')
+    assert len(lines) <= 370 and lines[0].startswith('"""')
     assert any(f"python examples/{path.name}" in line for line in lines[:10])
 
 

@@ -82,3 +82,19 @@ def test_backspace_and_empty_questions(scene):
     scene.handle(pygame.event.Event(pygame.KEYDOWN, key=pygame.K_BACKSPACE))
     assert scene.typed == " h"
     scene.draw(scene.screen)
+
+
+def test_the_program_itself(scene, monkeypatch):
+    """Its own loop, for ten frames, the last of which is the end."""
+    pygame, module, seen = scene.pygame, scene.module, []
+
+    def draw(scene, screen):
+        seen.append(screen.get_size())
+        if len(seen) == 10:
+            pygame.event.post(pygame.event.Event(pygame.QUIT))
+        original(scene, screen)
+    original = module.Scene.draw
+    monkeypatch.setattr(module.Scene, "draw", draw)
+    monkeypatch.setattr("sys.argv", ["pygame_scene.py"])
+    module.main()
+    assert len(seen) in (10, 11)

@@ -1,9 +1,11 @@
 """examples/qt_chat.py, driven as a person would: write, stop, retry, edit, change conversations, quit and come back."""
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import QUESTION
+from conftest import QUESTION, ROOT
 
 import warp_embed
 
@@ -21,13 +23,17 @@ def chat(qt_application, qt, example, tmp_path):
         window = example("qt_chat").Window(model or warp_embed.demo_path(), tmp_path)
         windows.append(window)
         window.show()
-        qt(lambda: not window.loader.busy)
+        idle(qt, window)
         return window
     yield open_window
     for window in windows:
         window.close()
         window.deleteLater()
     qt_application.processEvents()
+
+
+def idle(qt, window):
+    qt(lambda: not any(worker.busy for worker in (window.worker, window.keeper, window.loader)))
 
 
 def bubbles(window):
@@ -68,10 +74,10 @@ def test_a_conversation(chat, qt, artifacts):
     type_and_send(window, "Hello, my name is Ada.")
     assert window.worker.busy and window.button.text() == "Stop" and window.state.text() == "Thinking …"
     assert not window.composer.toPlainText()
-    qt(lambda: not window.worker.busy)
+    idle(qt, window)
     for question in (QUESTION, "What is the opposite of hot?", "What is my name?"):
         type_and_send(window, question)
-        qt(lambda: not window.worker.busy)
+        idle(qt, window)
     assert bubbles(window)[0] == ("user", "Hello, my name is Ada.")
     assert bubbles(window)[2:] == [("user", QUESTION), ("assistant", ANSWER),
                                    ("user", "What is the opposite of hot?"),
@@ -85,12 +91,12 @@ def test_stop_then_retry(chat, qt, artifacts):
     window = chat()
     type_and_send(window, QUESTION)
     window.button.click()                                       # says Stop now
-    qt(lambda: not window.worker.busy)
+    idle(qt, window)
     assert window.button.text() == "Send"
     said = bubbles(window)
     assert said[0] == ("user", QUESTION) and ANSWER.startswith(said[1][1].rstrip("…"))
     link(window, "Retry").click()
-    qt(lambda: not window.worker.busy)
+    idle(qt, window)
     assert bubbles(window) == [("user", QUESTION), ("assistant", ANSWER)]
     assert len(window.chat.messages) == 2
 
@@ -99,7 +105,7 @@ def test_edit_a_question(chat, qt, artifacts):
     window = chat()
     for question in (QUESTION, "What is the opposite of hot?"):
         type_and_send(window, question)
-        qt(lambda: not window.worker.busy)
+        idle(qt, window)
     link(window, "Edit").click()
     assert window.composer.toPlainText() == "What is the opposite of hot?" and window.hint.isVisible()
     press(window.composer, sys.modules["qt_chat"].Qt.Key.Key_Escape)
@@ -107,7 +113,7 @@ def test_edit_a_question(chat, qt, artifacts):
     window.edit(0)
     picture(window, artifacts / "qt_chat_edit.png")
     type_and_send(window, "What is the capital of Italy?")      # what was there is selected, so this replaces it
-    qt(lambda: not window.worker.busy)
+    idle(qt, window)
     assert bubbles(window) == [("user", "What is the capital of Italy?"),
                                ("assistant", "The capital of Italy is Rome.")]
 
@@ -115,19 +121,20 @@ def test_edit_a_question(chat, qt, artifacts):
 def test_conversations_are_kept_and_taken_up(chat, qt, tmp_path, artifacts):
     window = chat()
     type_and_send(window, "My name is Susan.")
-    qt(lambda: not window.worker.busy)
+    idle(qt, window)
     first = window.name
     window.show_chat(None)
     assert bubbles(window) == [] and window.list.count() == 1
     window.name = "9999-12-31 00.00.00 Later"                   # than the first, whatever the clock says
     type_and_send(window, QUESTION)
-    qt(lambda: not window.worker.busy)
+    idle(qt, window)
     window = chat()                                             # the next day
     assert bubbles(window) == [("user", QUESTION), ("assistant", ANSWER)]
     assert [window.list.item(i).text() for i in range(2)] == ["Later", "My name is Susan"]
     window.show_chat(first)
+    idle(qt, window)
     type_and_send(window, "What is my name?")
-    qt(lambda: not window.worker.busy)
+    idle(qt, window)
     assert bubbles(window)[-1] == ("assistant", "Your name is Susan.")
     for file in Path(tmp_path).glob("*.chat"):
         file.write_bytes(file.read_bytes()[:-1])
@@ -146,6 +153,35 @@ def test_closing_the_window_while_it_loads_or_answers(chat, qt, example, tmp_pat
     window = chat()
     said = bubbles(window)
     assert not said or (said[0] == ("user", QUESTION) and ANSWER.startswith(said[1][1].rstrip("…")))
+
+
+def test_the_next_question_need_not_wait_until_the_last_is_kept(chat, qt):
+    window = chat()
+    for question in ("My pet is a duck.", QUESTION, "What is my pet?"):
+        type_and_send(window, question)
+        qt(lambda: not window.worker.busy)
+    assert bubbles(window)[-1] == ("assistant", "Your pet is a duck.")
+    window = chat()
+    assert len(bubbles(window)) == 6
+
+
+def test_the_program_itself(qt_application, tmp_path):
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "examples")!r})
+sys.argv = ["qt_chat.py", "--folder", {str(tmp_path)!r}]
+import qt_chat
+show = qt_chat.Window.show
+def show_for_a_moment(window):
+    show(window)
+    window.loader.finished.connect(window.close)
+qt_chat.Window.show = show_for_a_moment
+qt_chat.main()
+"""
+    where = {"PYTHONPATH": str(Path(warp_embed.__file__).parents[1]), "QT_QPA_PLATFORM": "offscreen"}
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **where}, capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
 
 
 def test_a_model_that_is_not_there_is_an_error_in_the_window(chat, artifacts):

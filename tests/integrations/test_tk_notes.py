@@ -148,3 +148,16 @@ def test_quitting_while_it_loads_or_writes(example, screen, tmp_path):
     window.ask()
     window.quit_program()
     assert "What is my pet?\n→" in (tmp_path / "Welcome.txt").read_text(encoding="utf-8")
+
+
+def test_the_program_itself(example, screen, tmp_path, monkeypatch):
+    module = example("tk_notes")
+    monkeypatch.setattr("sys.argv", ["tk_notes.py", "--folder", str(tmp_path)])
+    mainloop = module.Notes.mainloop
+
+    def for_a_moment(window):
+        window.after(300, window.quit_program)
+        mainloop(window)
+    monkeypatch.setattr(module.Notes, "mainloop", for_a_moment)
+    module.main()
+    assert (tmp_path / "Welcome.txt").is_file()
