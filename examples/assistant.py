@@ -94,7 +94,9 @@ def answer(chat, line):
 
 def lines():
     """What the user types, until Ctrl-D or /quit. Ctrl-C at an empty prompt leaves, too."""
-    prompt = colour("1;36", "you ") + colour("36", "› ") if sys.stdin.isatty() else ""
+    prompt = "\x01\x1b[1;36m\x02you › \x01\x1b[0m\x02" if sys.stdin.isatty() else ""     # 1 and 2: what has no width
+    if "readline" not in sys.modules:
+        prompt = prompt.replace("\x01", "").replace("\x02", "")
     while True:
         try:
             line = input(prompt).strip()
