@@ -20,6 +20,16 @@
 #define WE_I8MM 1
 #endif
 
+/* Instruction sets that not every compiler knows; a level whose name is missing here is left out of the build. */
+#ifdef WE_X86
+#if defined(__clang__) ? __clang_major__ >= 8 : defined(__GNUC__) ? __GNUC__ >= 9 : _MSC_VER >= 1927
+#define WE_X86_AVX512 1
+#endif
+#if defined(__clang__) ? __clang_major__ >= 12 : defined(__GNUC__) ? __GNUC__ >= 11 : _MSC_VER >= 1930
+#define WE_X86_AVXVNNI 1
+#endif
+#endif
+
 #define WE_PRAGMA(x) _Pragma(#x)
 #if defined(__clang__)
 #define WE_TARGET_PUSH(isa) WE_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))

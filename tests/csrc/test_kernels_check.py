@@ -70,6 +70,20 @@ def test_a_processor_without_avx_is_given_the_reference(tmp_path):
     assert run("qemu-x86_64-static", "-cpu", "qemu64", program, "--list").split() == ["reference"]
 
 
+SIMDE = ["-DSIMDE_ENABLE_NATIVE_ALIASES", "-DWE_SIMDE", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi"]
+
+
+def test_the_avx512_levels_keep_their_bounds_in_emulation(tmp_path):
+    need("gcc")
+    probe = tmp_path / "probe.c"
+    probe.write_text("#include <simde/x86/avx512.h>\nint main(void) { return 0; }\n")
+    if platform.machine() != "x86_64" or subprocess.run(["gcc", "-fsyntax-only", str(probe)],
+                                                        capture_output=True).returncode:
+        pytest.skip("gcc finds no SIMDe headers (libsimde-dev), or makes no x86-64 program")
+    program = build(["gcc", *FLAGS, "-O1", "-g0", *SIMDE], tmp_path)
+    print(run(program, "avx512", "avx512vnni"))
+
+
 def test_clang_compiles_the_arm64_files_without_a_warning(tmp_path):
     need("clang")
     probe = tmp_path / "probe.c"

@@ -23,6 +23,9 @@ static uint64_t saved_registers(void)
 
 unsigned we_cpu_features(void)
 {
+    enum { EBX_AVX512F = 1u << 16, EBX_AVX512DQ = 1u << 17, EBX_AVX512BW = 1u << 30, ECX_AVX512VNNI = 1u << 11,
+           EAX_AVXVNNI = 1u << 4, YMM = 6, ZMM = 0xe6 };
+    const unsigned avx512 = (unsigned)EBX_AVX512F | EBX_AVX512DQ | EBX_AVX512BW | 1u << 31;      /* the last: VL */
     enum { ECX_FMA = 1u << 12, ECX_OSXSAVE = 1u << 27, ECX_AVX = 1u << 28, ECX_F16C = 1u << 29, EBX_AVX2 = 1u << 5 };
     const unsigned need = (unsigned)ECX_FMA | ECX_OSXSAVE | ECX_AVX | ECX_F16C;
     unsigned r[4];                      /* eax ebx ecx edx */
@@ -30,9 +33,21 @@ unsigned we_cpu_features(void)
     if (r[0] < 7) return 0;
     cpuid(1, 0, r);
     if ((r[2] & need) != need) return 0;
-    if ((saved_registers() & 6) != 6) return 0;     /* XMM and the upper halves of YMM survive a task switch */
+    const uint64_t saved = saved_registers();       /* by the system at a task switch */
+    if ((saved & YMM) != YMM) return 0;
     cpuid(7, 0, r);
-    return (r[1] & EBX_AVX2) ? WE_CPU_AVX2 : 0;
+    if (!(r[1] & EBX_AVX2)) return 0;
+    unsigned features = WE_CPU_AVX2;
+    if ((r[1] & avx512) == avx512 && (saved & ZMM) == ZMM)      /* ZMM's upper halves, ZMM16-31, opmasks */
+        features |= WE_CPU_AVX512 | (r[2] & ECX_AVX512VNNI ? WE_CPU_AVX512VNNI : 0);
+    if (r[0] >= 1) {
+        cpuid(7, 1, r);
+        if (r[0] & EAX_AVXVNNI) features |= WE_CPU_AVXVNNI;
+    }
+#ifdef WE_SIMDE                         /* a test's build: made of AVX2's instructions */
+    features |= WE_CPU_AVX512 | WE_CPU_AVX512VNNI;
+#endif
+    return features;
 }
 #elif defined(WE_ARM64) && defined(__linux__)
 #include <sys/auxv.h>

@@ -8,6 +8,9 @@
 extern const we_kernels we_reference;
 #ifdef WE_X86
 extern const we_kernels we_avx2;
+#ifdef WE_X86_AVX512
+extern const we_kernels we_avx512, we_avx512vnni;
+#endif
 #endif
 #ifdef WE_ARM64
 extern const we_kernels we_neon, we_dotprod, we_i8mm;
