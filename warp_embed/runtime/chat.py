@@ -206,8 +206,9 @@ class Chat:
         return self._answer(self._said.question(index), text, 0, **options)
 
     def retry(self, **options: Unpack[AskOptions]) -> Iterator[str]:
-        """Answer the last question once more, in place of the last answer; no old token is evaluated again.
+        """Answer the last question once more, in place of the last answer.
 
+        No old token is evaluated again, unless memory has no room for a checkpoint (``plan.checkpoints`` is 0).
         Yields and raises as `ask`. Where ``sampling.seed`` is None the number of the attempt enters the seed: every
         retry draws new numbers, and a chat that was restored draws the same as one that was not. With a seed of its
         own, or at temperature 0, the answer is the same again. After a question that was cancelled while it was read,
