@@ -221,7 +221,8 @@ def test_messages_are_found_in_a_session(chat, tok):
 
 @pytest.mark.parametrize("forged", [
     [], [{"role": "user", "content": "uno"}, {"role": "assistant", "content": "ONE"}],
-    [{"role": "system", "content": "Sys"}], [{"role": "assistant", "content": "ONE"}],
+    [{"role": "system", "content": "Sys"}], [{"role": "tool", "content": "x"}],
+    [{"role": "assistant", "content": "ONE"}],
 ])
 def test_messages_that_are_not_in_a_session_can_only_be_read(chat, tok, forged):
     turns = ("system", "Sys"), *pair("one"), *pair("two"), *pair("three")

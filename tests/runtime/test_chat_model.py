@@ -190,6 +190,12 @@ def test_a_note_that_is_none_of_a_chat_is_refused(model, tmp_path):
             with pytest.raises(StateError) as error:
                 Chat.restore(model, tmp_path / "a.state")
             assert error.value.field == "note", change
+        gone = [{"role": role, "content": "\ud800"} for role in ("user", "assistant")]
+        lone = {**good, "messages": [*good["messages"][:1], *gone, *good["messages"][1:]], "dropped": 1, "attempt": 0,
+                "sizes": [*good["sizes"][:1], 0, 0, *good["sizes"][1:]]}
+        chat.session.save(tmp_path / "a.state", note={"warp_embed.chat": lone})
+        with pytest.raises(StateError, match="note"):
+            Chat.restore(model, tmp_path / "a.state")
         for note in (None, {}, {"warp_embed.chat": 3}):
             chat.session.save(tmp_path / "a.state", note=note)
             with pytest.raises(StateError, match="not saved by Chat.save"):

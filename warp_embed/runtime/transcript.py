@@ -139,6 +139,8 @@ class Transcript:
 
     def _locate(self, tokens: list[int], messages: list[Message]) -> list[list[int]] | None:
         """The tokens of each message: questions are where their ids are, replies are between them."""
+        if not _alternate([m["role"] for m in messages]) or not {m["role"] for m in messages} <= self.form.turns.keys():
+            return None
         rendered = [self.render(m["role"], m["content"]) for m in messages]
         parts: list[list[int]] = []
         at = 0
@@ -152,7 +154,7 @@ class Transcript:
                 return None
             parts.append(tokens[at:end])
             at = end
-        return parts if at == len(tokens) and _alternate([m["role"] for m in messages]) else None
+        return parts if at == len(tokens) else None
 
     def note(self, position: int) -> dict[str, Any]:
         """What a state file has to remember beside the first `position` ids; JSON."""
@@ -175,7 +177,12 @@ class Transcript:
         if at < 0 or first + 2 * dropped > len(messages) or (at > 0) != (locked > 0 or not messages):
             _refuse()
         self.base = tokens[:at]
-        self.parts = [[] if i < locked else self.render(m["role"], m["content"]) for i, m in enumerate(messages)]
+        self.parts = [[] for _ in messages]
+        try:
+            for i in range(first, first + 2 * dropped):
+                self.parts[i] = self.render(messages[i]["role"], messages[i]["content"])
+        except UnicodeEncodeError:
+            _refuse()
         for i in visible:
             self.parts[i] = tokens[at:at + sizes[i]]
             at += sizes[i]
