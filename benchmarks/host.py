@@ -222,15 +222,24 @@ def endless(session):
 def budgets(model, arguments):
     rows = []
     for budget in (BUDGET_S, BUDGET_S / 20):
-        over, tokens = [], endless_steps(model, budget)
-        end = time.perf_counter() + arguments.seconds
-        while time.perf_counter() < end:
-            begin = time.perf_counter()
-            next(tokens)
-            over.append(max(0.0, time.perf_counter() - begin - budget))
-        rows.append(row_of(f"step(budget_s={budget})", over))
+        for name, steps in (("control", spins(budget)), ("step", endless_steps(model, budget))):
+            over, end = [], time.perf_counter() + arguments.seconds
+            while time.perf_counter() < end:
+                begin = time.perf_counter()
+                next(steps)
+                over.append(max(0.0, time.perf_counter() - begin - budget))
+            rows.append(row_of(f"{name}(budget_s={budget})", over, rows[-1] if name == "step" else None))
     report.print_rows("A step with a budget: by how much it is exceeded, in ms", rows, COLUMNS)
     return rows
+
+
+def spins(budget):
+    """The control of a budget: one thread that looks at the clock until it is used up."""
+    while True:
+        end = time.perf_counter() + budget
+        while time.perf_counter() < end:
+            pass
+        yield
 
 
 def endless_steps(model, budget):
