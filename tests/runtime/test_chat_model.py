@@ -236,3 +236,55 @@ def test_a_chat_in_an_event_loop(model):
         assert chat.session.tokens == other.session.tokens and chat.finish_reason == "length"
         asyncio.run(stop(chat))
         assert list(chat.ask("the", max_tokens=3))
+
+
+def act(chat, rng, model, folder):
+    """Do something at random; the chat to go on with."""
+    options = {"max_tokens": int(rng.integers(1, 12)), "sampling": HOT if rng.random() < 0.5 else None,
+               "overflow": "drop_oldest", "stop": "e" if rng.random() < 0.2 else ()}
+    questions = [i for i, m in enumerate(chat.messages) if m["role"] == "user"]
+    kinds = {"ask": 0.4, "edit": 0.15, "retry": 0.15, "drop": 0.1, "cancel": 0.1, "save": 0.05, "fork": 0.05}
+    kind = rng.choice(list(kinds), p=list(kinds.values()))
+    text = "Hello the end " * int(rng.integers(1, 4))
+    if kind == "edit" and questions:
+        list(chat.edit(int(rng.choice(questions)), text, **options))
+    elif kind == "retry" and questions:
+        list(chat.retry(**options))
+    elif kind == "drop":
+        next(chat.ask(text, **options), None)
+    elif kind == "cancel":
+        for _ in chat.ask(text, **options):
+            chat.cancel()
+    elif kind == "save" and chat.messages:
+        chat.save(folder / "walk.state")
+        chat.close()
+        return Chat.restore(model, folder / "walk.state")
+    elif kind == "fork" and questions:
+        twin = chat.fork()
+        chat.close()
+        return twin
+    else:
+        list(chat.ask(text, **options))
+    return chat
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_done_the_session_holds_the_transcript_that_is_told(model, tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    tok, chat = model.tokenizer, model.chat(system="the" if seed % 2 else None)
+    for step in range(60):
+        chat = act(chat, rng, model, tmp_path)
+        chat.settle()
+        first = chat._said.first
+        told = chat.messages[:first] + chat.messages[first + 2 * chat.dropped:]
+        form = chat._said.form
+        want = "".join(tok.decode(form.turns[m["role"]][0]) + m["content"] + tok.decode(form.turns[m["role"]][1])
+                       for m in told)
+        held = tok.decode(chat.session.tokens)
+        assert held == want or (chat.tokens_left == 0 and want.startswith(held.rstrip("\ufffd"))), step
+        assert chat.session.position == 1024 - chat.tokens_left
+        if step % 20 == 19:
+            with model.session() as fresh:
+                assert np.array_equal(fresh.prefill(chat.session.tokens), chat.session.logits)
+    assert chat.dropped or len(chat.messages) < 30
+    chat.close()
