@@ -9,6 +9,9 @@ static const struct { const we_kernels *table; unsigned needs; } levels[] = {
     {&we_reference, 0},
 #ifdef WE_X86
     {&we_avx2, WE_CPU_AVX2},
+#ifdef WE_X86_AVXVNNI
+    {&we_avxvnni, WE_CPU_AVX2 | WE_CPU_AVXVNNI},
+#endif
 #ifdef WE_X86_AVX512
     {&we_avx512, WE_CPU_AVX512},
     {&we_avx512vnni, WE_CPU_AVX512 | WE_CPU_AVX512VNNI},

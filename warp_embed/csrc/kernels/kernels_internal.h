@@ -8,6 +8,9 @@
 extern const we_kernels we_reference;
 #ifdef WE_X86
 extern const we_kernels we_avx2;
+#ifdef WE_X86_AVXVNNI
+extern const we_kernels we_avxvnni;
+#endif
 #ifdef WE_X86_AVX512
 extern const we_kernels we_avx512, we_avx512vnni;
 #endif

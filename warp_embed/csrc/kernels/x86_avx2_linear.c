@@ -300,9 +300,7 @@ static void float_rows(const we_matrix *w, size_t row, size_t n_rows, const floa
 
 void we_avx2_matmul(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y, size_t y_stride)
 {
-    if (we_takes_integers(w, a) && w->encoding == WE_MXFP4) {
-        we_ref_matmul(w, row0, row1, a, n, y, y_stride);
-    } else if (we_takes_integers(w, a)) {
+    if (we_takes_integers(w, a)) {
         we_avx2_matmul_integer(w, row0, row1, a, n, y, y_stride);
     } else if (is_vq8(w) && n == 1) {
         we_avx2_vq_token(w, row0, row1, a->x, y);
