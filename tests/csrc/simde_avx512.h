@@ -2,6 +2,7 @@
  * the kernels use and that a SIMDe may lack. */
 #ifndef WE_SIMDE_AVX512_H
 #define WE_SIMDE_AVX512_H
+#include <math.h>
 #include <string.h>
 #include <immintrin.h>
 #include <simde/x86/avx512.h>
@@ -52,6 +53,19 @@ static inline __m512i convert_epu8_epi32(__m128i x)
     return *(__m512i *)memcpy(&y, half, sizeof y);
 }
 
+/* SIMDe's own makes 2^n first, which overflows for n = 128. */
+static inline __m512 scale_by_powers(__m512 x, __m512 n)
+{
+    float y[16], power[16];
+    memcpy(y, &x, sizeof y);
+    memcpy(power, &n, sizeof power);
+    for (size_t i = 0; i < 16; i++) y[i] = y[i] == y[i] ? ldexpf(y[i], (int)power[i]) : y[i];
+    memcpy(&x, y, sizeof x);
+    return x;
+}
+
+#undef _mm512_scalef_ps
+#define _mm512_scalef_ps scale_by_powers
 #define _mm_maskz_loadu_epi8 load_some_8_128
 #define _mm256_maskz_loadu_epi16 load_some_16_256
 #define _mm512_maskz_loadu_epi8 load_some_8_512
@@ -62,6 +76,9 @@ static inline __m512i convert_epu8_epi32(__m128i x)
 #define _mm512_cvtepu8_epi16 convert_epu8_epi16
 #define _mm512_cvtepu8_epi32 convert_epu8_epi32
 #define _mm512_cvtph_ps convert_ph_ps
+#define _mm512_cvtss_f32(x) _mm_cvtss_f32(_mm512_castps512_ps128(x))
+#define _mm512_shuffle_f32x4(a, b, select) \
+    _mm512_castsi512_ps(_mm512_shuffle_i32x4(_mm512_castps_si512(a), _mm512_castps_si512(b), select))
 #undef _mm512_madd_epi16                /* one release has it with the arguments of the masked form */
 #define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
 #endif

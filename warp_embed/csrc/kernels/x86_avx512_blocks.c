@@ -1,0 +1,258 @@
+/* AVX-512: KDA and MLA. The same steps as AVX2's, on sixteen lanes; MLA takes eight heads at a time. */
+#include <math.h>
+#include "x86_avx512.h"
+#ifdef WE_X86_AVX512
+WE_TARGET_PUSH(WE_AVX512)
+
+/* Lanes 16 j + l of a . b by FMA, then across lanes. */
+EXPANDED float dot(const float *a, const float *b, size_t n)
+{
+    __m512 sum = _mm512_setzero_ps();
+    for (size_t i = 0; i < n; i += 16) sum = _mm512_fmadd_ps(load_some(a + i, n - i), load_some(b + i, n - i), sum);
+    return sum_lanes(sum);
+}
+
+/* -------------------------------------------------------------------- KDA ----
+ * One sweep over a block of columns a token: it applies the update that the token before left, k d^T, and this token's
+ * decay, and sums S^T k and S^T q; d and o follow. The last sweep stores nothing: the pass that writes the state
+ * repeats its two operations and adds the last update. So every element sees the same operations in the same order
+ * however the tokens are split among calls. */
+
+enum { KDA_VECTORS = 8, KDA_BLOCK = 4, KDA_AHEAD = 8192 };  /* vectors of columns: with one token, with more */
+
+typedef struct kda_update {     /* what the token before left for the columns of a block */
+    const float *k;
+    __m512       d[KDA_VECTORS];
+} kda_update;
+
+/* Row i of the state as the token's decay leaves it; n_vecs is a constant where this is expanded, `has_update` too. */
+EXPANDED void kda_row(const float *S, size_t n_cols, float decay, const kda_update *update, size_t i,
+                           __m512 *row, const size_t n_vecs, const int has_update)
+{
+    const __m512 decay_x16 = _mm512_set1_ps(decay);
+    for (size_t v = 0; v < n_vecs; v++) {
+        __m512 s = load_some(S + 16 * v, n_cols - 16 * v);
+        if (has_update) s = _mm512_fmadd_ps(_mm512_set1_ps(update->k[i]), update->d[v], s);
+        row[v] = _mm512_mul_ps(s, decay_x16);
+    }
+}
+
+/* Token t over columns [j, j + n_cols): leaves its own update in *update. */
+EXPANDED void kda_sweep(const we_kda_args *a, size_t t, size_t j, size_t n_cols, kda_update *update,
+                             const size_t n_vecs, const int has_update, const int store)
+{
+    const float *q = a->q + t * a->qk_stride, *k = a->k + t * a->qk_stride, *decay = a->decay + t * a->qk_stride;
+    const float *S = (has_update ? a->S_out : a->S_in) + j;
+    __m512 sk[KDA_VECTORS], sq[KDA_VECTORS], row[KDA_VECTORS];
+    WE_UNROLL
+    for (size_t v = 0; v < n_vecs; v++) sk[v] = sq[v] = _mm512_setzero_ps();
+    for (size_t i = 0; i < a->dk; i++) {
+        kda_row(S + i * a->dv, n_cols, decay[i], update, i, row, n_vecs, has_update);
+        WE_UNROLL
+        for (size_t v = 0; v < n_vecs; v++) {
+            if (n_vecs == KDA_VECTORS) _mm_prefetch((const char *)(S + i * a->dv + 16 * v) + KDA_AHEAD, _MM_HINT_T0);
+            if (store) store_some(a->S_out + i * a->dv + j + 16 * v, row[v], n_cols - 16 * v);
+            sk[v] = _mm512_fmadd_ps(_mm512_set1_ps(k[i]), row[v], sk[v]);
+            sq[v] = _mm512_fmadd_ps(_mm512_set1_ps(q[i]), row[v], sq[v]);
+        }
+    }
+    const __m512 beta = _mm512_set1_ps(a->beta[t * a->beta_stride]), kq = _mm512_set1_ps(dot(k, q, a->dk));
+    for (size_t v = 0; v < n_vecs; v++) {
+        const size_t at = t * a->v_stride + j + 16 * v, n = n_cols - 16 * v;
+        update->d[v] = _mm512_mul_ps(beta, _mm512_sub_ps(load_some(a->v + at, n), sk[v]));
+        store_some(a->o + at, _mm512_fmadd_ps(kq, update->d[v], sq[v]), n);
+    }
+    update->k = k;
+}
+
+/* The state after the last token; `before` is the update that token met, `last` the one it leaves. */
+EXPANDED void kda_finish(const we_kda_args *a, size_t j, size_t n_cols, const kda_update *before,
+                              const kda_update *last, const size_t n_vecs, const int has_update)
+{
+    const float *decay = a->decay + (a->n - 1) * a->qk_stride;
+    const float *S = (has_update ? a->S_out : a->S_in) + j;
+    __m512 row[KDA_VECTORS];
+    for (size_t i = 0; i < a->dk; i++) {
+        kda_row(S + i * a->dv, n_cols, decay[i], before, i, row, n_vecs, has_update);
+        WE_UNROLL
+        for (size_t v = 0; v < n_vecs; v++) {
+            float *to = a->S_out + i * a->dv + j + 16 * v;
+            const __m512 s = _mm512_fmadd_ps(_mm512_set1_ps(last->k[i]), last->d[v], row[v]);
+            store_some(to, s, n_cols - 16 * v);
+        }
+    }
+}
+
+/* Many tokens, or a tail of columns. */
+EXPANDED void kda_columns(const we_kda_args *a, size_t j, size_t n_cols, const size_t n_vecs)
+{
+    kda_update update = {0}, before = {0};
+    if (a->n == 1) {
+        kda_sweep(a, 0, j, n_cols, &update, n_vecs, 0, 0);
+        kda_finish(a, j, n_cols, &before, &update, n_vecs, 0);
+        return;
+    }
+    kda_sweep(a, 0, j, n_cols, &update, n_vecs, 0, 1);
+    for (size_t t = 1; t + 1 < a->n; t++) kda_sweep(a, t, j, n_cols, &update, n_vecs, 1, 1);
+    before = update;
+    kda_sweep(a, a->n - 1, j, n_cols, &update, n_vecs, 1, 0);
+    kda_finish(a, j, n_cols, &before, &update, n_vecs, 1);
+}
+
+void we_avx512_kda(const we_kda_args *a)
+{
+    size_t j = 0;
+    if (a->n == 0) {
+        we_ref_kda(a);
+        return;
+    }
+    /* One token: whole rows of a common head, so that memory is read in its order. */
+    for (; a->n == 1 && j + 16 * KDA_VECTORS <= a->dv; j += 16 * KDA_VECTORS)
+        kda_columns(a, j, 16 * KDA_VECTORS, KDA_VECTORS);
+    for (; j + 16 * KDA_BLOCK <= a->dv; j += 16 * KDA_BLOCK) kda_columns(a, j, 16 * KDA_BLOCK, KDA_BLOCK);
+    for (; j < a->dv; j += 16) kda_columns(a, j, we_min(16, a->dv - j), 1);
+}
+
+/* -------------------------------------------------------------------- MLA ---- */
+
+enum { MLA_HEADS = 8 };         /* heads that share loads of the latents */
+
+typedef struct mla_tile {       /* the latents of one tile that a token sees */
+    const float *latents;       /* [seen][width] */
+    size_t       seen, width, r;
+    float        scale;
+} mla_tile;
+
+/* Columns [i, i + n), n <= 16. */
+EXPANDED void scores_step(const float *q, const float *c, size_t width, size_t i, size_t n, __m512 *sum,
+                          const size_t n_heads, const size_t n_latents)
+{
+    __m512 c_x16[2];
+    for (size_t k = 0; k < n_latents; k++) c_x16[k] = load_some(c + k * width + i, n);
+    for (size_t h = 0; h < n_heads; h++) {
+        const __m512 q_x16 = load_some(q + h * width + i, n);
+        for (size_t k = 0; k < n_latents; k++) sum[2 * h + k] = _mm512_fmadd_ps(q_x16, c_x16[k], sum[2 * h + k]);
+    }
+}
+
+/* score[h][s] for latents s and, with n_latents 2, s + 1; n_heads and n_latents are constants. */
+EXPANDED void scores(const mla_tile *tile, const float *q, size_t s, float score[][WE_LATENT_TILE],
+                          const size_t n_heads, const size_t n_latents)
+{
+    const size_t width = tile->width;
+    const float *c = tile->latents + s * width;
+    __m512 sum[2 * MLA_HEADS];
+    WE_UNROLL
+    for (size_t i = 0; i < 2 * MLA_HEADS; i++) sum[i] = _mm512_setzero_ps();
+    size_t i = 0;
+    for (; i + 16 <= width; i += 16) scores_step(q, c, width, i, 16, sum, n_heads, n_latents);
+    if (i < width) scores_step(q, c, width, i, width - i, sum, n_heads, n_latents);
+    const __m512 total = _mm512_mul_ps(sums_of_x16(sum), _mm512_set1_ps(tile->scale));
+    float totals[MLA_HEADS][2];
+    _mm512_storeu_ps(totals[0], total);
+    for (size_t h = 0; h < n_heads; h++)
+        for (size_t k = 0; k < n_latents; k++) score[h][s + k] = totals[h][k];
+}
+
+/* Scores become weights relative to the new maximum; returns what earlier sums shrink by. */
+static float soften(float *score, size_t seen, float *largest, float *sum)
+{
+    float above = *largest, shrink;
+    for (size_t s = 0; s < seen; s++) above = score[s] > above ? score[s] : above;
+    for (size_t s = seen; s % 16; s++) score[s] = -INFINITY;
+    __m512 total = _mm512_setzero_ps();
+    for (size_t s = 0; s < seen; s += 16) {
+        const __m512 p = exp_x16(_mm512_sub_ps(_mm512_loadu_ps(score + s), _mm512_set1_ps(above)));
+        _mm512_storeu_ps(score + s, p);
+        total = _mm512_add_ps(total, p);
+    }
+    shrink = _mm512_cvtss_f32(exp_x16(_mm512_set1_ps(*largest - above)));
+    *sum = *sum * shrink + sum_lanes(total);
+    *largest = above;
+    return shrink;
+}
+
+/* o[h][i ..] = shrink[h] o + sum over s of p[h][s] c(s), n_vecs vectors of n columns; n_heads, n_vecs are constants. */
+EXPANDED void values(const mla_tile *tile, float *o, size_t i, size_t n, const float *shrink,
+                          float p[][WE_LATENT_TILE], const size_t n_heads, const size_t n_vecs)
+{
+    __m512 sum[MLA_HEADS][2];
+    for (size_t h = 0; h < n_heads; h++)
+        for (size_t v = 0; v < n_vecs; v++)
+            sum[h][v] = _mm512_mul_ps(_mm512_set1_ps(shrink[h]), load_some(o + h * tile->r + i + 16 * v, n - 16 * v));
+    for (size_t s = 0; s < tile->seen; s++) {
+        const float *c = tile->latents + s * tile->width + i;
+        __m512 c_x16[2];
+        for (size_t v = 0; v < n_vecs; v++) c_x16[v] = load_some(c + 16 * v, n - 16 * v);
+        for (size_t h = 0; h < n_heads; h++)
+            for (size_t v = 0; v < n_vecs; v++)
+                sum[h][v] = _mm512_fmadd_ps(_mm512_set1_ps(p[h][s]), c_x16[v], sum[h][v]);
+    }
+    for (size_t h = 0; h < n_heads; h++)
+        for (size_t v = 0; v < n_vecs; v++) store_some(o + h * tile->r + i + 16 * v, sum[h][v], n - 16 * v);
+}
+
+/* Some heads of one token by one tile; softmax [n_heads][largest, sum]; n_heads is a constant. */
+EXPANDED void mla_heads(const mla_tile *tile, const float *q, float *o, float *softmax,
+                             float score[][WE_LATENT_TILE], const size_t n_heads)
+{
+    float shrink[MLA_HEADS];
+    size_t s = 0, i = 0;
+    for (; s + 2 <= tile->seen; s += 2) scores(tile, q, s, score, n_heads, 2);
+    if (s < tile->seen) scores(tile, q, s, score, n_heads, 1);
+    for (size_t h = 0; h < n_heads; h++)
+        shrink[h] = soften(score[h], tile->seen, softmax + 2 * h, softmax + 2 * h + 1);
+    for (; i + 32 <= tile->r; i += 32) values(tile, o, i, 32, shrink, score, n_heads, 2);
+    for (; i < tile->r; i += 16) values(tile, o, i, we_min(16, tile->r - i), shrink, score, n_heads, 1);
+}
+
+/* All heads of the range, of token t, by one tile. */
+static void mla_token(const we_mla_args *a, const mla_tile *tile, size_t t, float *softmax,
+                      float score[][WE_LATENT_TILE])
+{
+    size_t h = a->head_begin;
+    for (; h + MLA_HEADS <= a->head_end; h += MLA_HEADS, softmax += 2 * MLA_HEADS) {
+        const size_t at = t * a->heads + h;
+        mla_heads(tile, a->q + at * tile->width, a->o + at * a->r, softmax, score, MLA_HEADS);
+    }
+    for (; h < a->head_end; h++, softmax += 2) {
+        const size_t at = t * a->heads + h;
+        mla_heads(tile, a->q + at * tile->width, a->o + at * a->r, softmax, score, 1);
+    }
+}
+
+void we_avx512_mla(const we_mla_args *a)
+{
+    const size_t width = a->r + a->rope, n_heads = a->head_end - a->head_begin, end = a->n ? a->position + a->n : 0;
+    const size_t latent_bytes = we_latent_bytes(a->r, a->rope, a->kv);
+    float *decoded = a->work, *softmax = a->work + WE_LATENT_TILE * (width + 8);
+    float (*score)[WE_LATENT_TILE] = (float (*)[WE_LATENT_TILE])(void *)(decoded + WE_LATENT_TILE * width);
+    for (size_t t = 0; t < a->n; t++)
+        memset(a->o + (t * a->heads + a->head_begin) * a->r, 0, n_heads * a->r * sizeof *a->o);
+    for (size_t i = 0; i < a->n * n_heads; i++) {
+        softmax[2 * i] = -INFINITY;
+        softmax[2 * i + 1] = 0;
+    }
+    for (size_t begin = 0; begin < end; begin += WE_LATENT_TILE) {
+        const char *block = (const char *)a->blocks[begin / WE_LATENT_TILE];
+        mla_tile tile = {(const float *)(const void *)block, 0, width, a->r, a->scale};
+        for (size_t s = 0; a->kv != WE_KV_F32 && s < we_min(WE_LATENT_TILE, end - begin); s++)
+            we_avx2.latent_load(decoded + s * width, block + s * latent_bytes, a->r, a->rope, a->kv);
+        if (a->kv != WE_KV_F32) tile.latents = decoded;
+        for (size_t t = begin > a->position ? begin - a->position : 0; t < a->n; t++) {
+            tile.seen = we_min(WE_LATENT_TILE, a->position + t + 1 - begin);
+            mla_token(a, &tile, t, softmax + 2 * t * n_heads, score);
+        }
+    }
+    for (size_t i = 0; i < a->n * n_heads; i++) {
+        float *o = a->o + (i / n_heads * a->heads + a->head_begin + i % n_heads) * a->r;
+        const __m512 sum = _mm512_set1_ps(softmax[2 * i + 1]);
+        for (size_t c = 0; c < a->r; c += 16)
+            store_some(o + c, _mm512_div_ps(load_some(o + c, a->r - c), sum), a->r - c);
+    }
+}
+
+WE_TARGET_POP
+#else
+typedef int we_no_avx512_blocks;    /* ISO C wants a declaration in every file */
+#endif
