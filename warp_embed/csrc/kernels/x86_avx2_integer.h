@@ -221,6 +221,7 @@ EXPANDED void unpack_rows(const we_matrix *w, size_t row, size_t n_rows, size_t 
         WE_UNROLL
         for (size_t i = 0; i < LANES; i++) {
             const uint8_t *at = codes + we_min(i, n_rows - 1) * w->row_bytes;
+            _mm_prefetch((const char *)at + PANEL_ROWS * w->row_bytes, _MM_HINT_T0);    /* the next panel's */
             x[i] = whole ? load_bits(at) : _mm256_castsi128_si256(load_half(at));
         }
         transpose_x8(x);

@@ -233,8 +233,11 @@ EXPANDED void unpack_rows(const we_matrix *w, size_t row, size_t n_rows, size_t 
         const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes + begin + b;
         __m512i x[16];
         WE_UNROLL
-        for (size_t i = 0; i < 16; i++)
-            x[i] = _mm512_maskz_loadu_epi8(some, codes + we_min(i, n_rows - 1) * w->row_bytes);
+        for (size_t i = 0; i < 16; i++) {
+            const uint8_t *at = codes + we_min(i, n_rows - 1) * w->row_bytes;
+            _mm_prefetch((const char *)at + PANEL_ROWS * w->row_bytes, _MM_HINT_T0);    /* the next panel's */
+            x[i] = _mm512_maskz_loadu_epi8(some, at);
+        }
         transpose_x16(x);
         if (kind != WE_Q8G) {
             for (size_t i = 0; i < 16; i++) unpack_nibbles(x[i], kind, out + 4 * i);
