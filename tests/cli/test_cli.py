@@ -239,7 +239,7 @@ def test_a_reader_that_leaves_ends_it_quietly(endless):
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and pipes")
 def test_ctrl_c_is_exit_code_130(endless):
     work = subprocess.Popen([*PYTHON, "run", endless, "Hello", "--max-tokens", "8000"], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)
+                            stderr=subprocess.PIPE, pipesize=4096)      # too small for all: it cannot end before
     work.stdout.read(1)
     time.sleep(0.1)
     work.send_signal(signal.SIGINT)
