@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import tempfile
+import weakref
 
 import numpy as np
 
@@ -16,11 +17,10 @@ ON_DISK_MAX = 64
 class Checkpoint:
     """A State.arena_half and its position. It never changes, so forks share it."""
 
-    _file: str | None = None            # of the class: __del__ also runs when __init__ was interrupted
-
     def __init__(self, position: int, half: np.ndarray) -> None:
         self.position = position
         self._half: np.ndarray | None = half
+        self._file: str | None = None
 
     @property
     def half(self) -> np.ndarray:
@@ -45,12 +45,13 @@ class Checkpoint:
         except BaseException:
             os.unlink(path)
             raise
+        weakref.finalize(self, _remove, path)   # no __del__: it would swallow a Ctrl-C in every checkpoint that goes
         self._half, self._file = None, path
 
-    def __del__(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(self._file)
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 class Checkpoints:
