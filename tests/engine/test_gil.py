@@ -50,7 +50,9 @@ class Holds:
         me = threading.get_native_id()
         before, delays = time.perf_counter_ns(), delay_ns(me) + delay_ns(self._caller)
         self._started.set()
-        while not self._stop:
+        stop = False
+        while not stop:                                     # one more look after the caller is done
+            stop = self._stop
             time.sleep(0)                                   # gives the GIL away and asks for it again
             after, now = time.perf_counter_ns(), delay_ns(me) + delay_ns(self._caller)
             held = after - before - (now - delays)
