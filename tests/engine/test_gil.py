@@ -59,7 +59,7 @@ class Holds:
             if held > LIMIT_NS:
                 self.long.append(held)
             self.looks += 1
-            before, delays = time.perf_counter_ns(), now
+            before, delays = after, now                     # no time between two looks: nothing can hide there
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def heavy(tmp_path_factory):
 def test_the_count_sees_a_hold():
     with Holds() as holds:
         ctypes.PyDLL(None).usleep(20_000)                   # PyDLL keeps the GIL
-    assert len(holds.long) == 1
+    assert holds.long
 
 
 def calls(path, folder):

