@@ -5,6 +5,7 @@ but had no processor (the kernel tells), is how long the caller held it.
 """
 import ctypes
 import io
+import sys
 import threading
 import time
 from pathlib import Path
@@ -34,6 +35,8 @@ class Holds:
     """Counts how often the thread that enters keeps the GIL for more than LIMIT_NS."""
 
     def __enter__(self):
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-4)                         # Python code gives way at once: what is left is in C
         self.long, self.looks, self._stop = [], 0, False
         self._caller = threading.get_native_id()
         self._thread = threading.Thread(target=self._watch)
@@ -45,6 +48,7 @@ class Holds:
     def __exit__(self, *exc):
         self._stop = True
         self._thread.join()
+        sys.setswitchinterval(self._interval)
 
     def _watch(self):
         me = threading.get_native_id()
