@@ -33,19 +33,19 @@ def compiler():
     raise ValueError("the benchmarks need a C compiler and found none: install gcc or clang, or name one in CC")
 
 
-def build():
-    """Path of the shared library of these sources; compiled unless it is there."""
-    command = [*compiler(), *FLAGS]
+def build(name="native", sources=SOURCES, flags=FLAGS, libraries=("-lm",)):
+    """Path of the shared library of some sources; compiled unless it is there."""
+    command = [*compiler(), *flags]
     headers = sorted((ROOT / "include" / "warp_embed").glob("*.h"))
     digest = hashlib.sha256(repr((command, platform.machine())).encode())
-    for path in [HERE / name for name in SOURCES] + headers:
+    for path in [HERE / source for source in sources] + headers:
         digest.update(path.read_bytes())
-    library = ROOT / "build" / "benchmarks" / f"native-{digest.hexdigest()[:16]}.so"
+    library = ROOT / "build" / "benchmarks" / f"{name}-{digest.hexdigest()[:16]}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         temporary = library.with_suffix(f".{os.getpid()}")
-        sources = [str(HERE / name) for name in SOURCES]
-        result = subprocess.run([*command, f"-I{ROOT / 'include'}", *sources, "-lm", "-o", str(temporary)],
+        paths = [str(HERE / source) for source in sources]
+        result = subprocess.run([*command, f"-I{ROOT / 'include'}", *paths, *libraries, "-o", str(temporary)],
                                 capture_output=True, text=True)
         if result.returncode:
             raise ValueError(f"{shlex.join(command)} could not compile the benchmarks:\n{result.stderr}")

@@ -2,20 +2,16 @@
 import json
 import math
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import blocks, limits, matrices, native, phases, random_model, timing
+from benchmarks.__main__ import main
+from benchmarks.shapes import KIMI, SHAPES, TINY
 from warp_embed import Model, _kernels
 from warp_embed.convert.verify import verify
 from warp_embed.runtime.manifest import Manifest
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))       # last: an installed warp_embed comes first
-from benchmarks import blocks, limits, matrices, native, phases, random_model, timing  # noqa: E402
-from benchmarks.__main__ import main  # noqa: E402
-from benchmarks.shapes import KIMI, SHAPES, TINY  # noqa: E402
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
 

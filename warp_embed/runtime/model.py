@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
-from warp_embed._store import ExpertStore, Trunk
+from warp_embed._store import ExpertStore, File, Trunk
 from warp_embed.engine.forward import Engine, State
 from warp_embed.engine.turn import Turn
 from warp_embed.errors import BudgetError, ForkedError, FormatError, SessionClosed
@@ -288,7 +288,9 @@ def fingerprint(manifest: Manifest, trunk: Trunk) -> str:
     small = [entry.name for entry in manifest.text_entries() if entry.rows == 1]
     for name in sorted(small):
         digest.update(trunk.decode(name).tobytes())
+    header = bytearray(RECORD_HEADER_BYTES)
     for layer in sorted(manifest.banks):
-        with open(os.path.join(str(manifest.directory), manifest.banks[layer].file), "rb") as bank:
-            digest.update(bank.read(RECORD_HEADER_BYTES))
+        with File(os.path.join(str(manifest.directory), manifest.banks[layer].file)) as bank:
+            bank.read_into(header, 0)
+        digest.update(header)
     return digest.hexdigest()
