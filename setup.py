@@ -84,11 +84,13 @@ def extension(name, *sources):
 
 
 def extensions():
-    platform = ["warp_embed/csrc/platform_posix.c", "warp_embed/csrc/platform_win32.c"]
+    # Without state, so that two extensions may link them.
+    reading = ["warp_embed/csrc/platform_posix.c", "warp_embed/csrc/platform_win32.c", "warp_embed/csrc/record.c"]
     return [
         extension("warp_embed._kernels", *sorted(glob("warp_embed/csrc/kernels/*.c")),
                   "warp_embed/csrc/cpu.c", "warp_embed/csrc/pool.c"),
-        extension("warp_embed._store", "warp_embed/csrc/record.c", "warp_embed/csrc/cache.c", *platform),
+        extension("warp_embed._store", *reading),
+        extension("warp_embed._experts", "warp_embed/csrc/cache.c", *reading),
         *(extension(path[:-4].replace("/", ".")) for path in sorted(glob("warp_embed/engine/*.pyx"))),
     ]
 

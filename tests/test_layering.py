@@ -31,7 +31,7 @@ LAYER_OF = [
     (r"warp_embed/csrc/(kernels/.*|cpu|pool.*)", "kernels"),
     (r"warp_embed/csrc/(record|cache|platform)\w*", "store"),
     (r"warp_embed/_kernels", "kernels"),
-    (r"warp_embed/_store", "store"),
+    (r"warp_embed/_(store|experts)", "store"),
     (r"warp_embed/(errors|units|_version)", "base"),
     (r"warp_embed/(engine|runtime|convert|cli|integrations)(/.*)?", r"\1"),
     (r"warp_embed/__main__", "cli"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from reference import container
 
-from warp_embed import _store
+from warp_embed import _experts, _store
 from warp_embed.errors import FormatError, RecordError, UnsupportedModel
 from warp_embed.runtime.manifest import Encoding, Manifest
 
@@ -363,7 +363,7 @@ def read_all(m):
             trunk.decode(name)
     for layer, bank in m.banks.items():
         try:
-            store = _store.ExpertStore(m.experts.layout(m.config), m.config.n_layers,
+            store = _experts.ExpertStore(m.experts.layout(m.config), m.config.n_layers,
                                        {layer: (m.path(bank.file), bank.n_experts, bank.codebook_base)},
                                        m.read_books(), 1)
             for matrix in store.expert(layer, 0).values():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from reference import container
 
-from warp_embed._store import ExpertStore
+from warp_embed._experts import ExpertStore
 from warp_embed.runtime.manifest import Manifest
 
 # name: arguments of container.build

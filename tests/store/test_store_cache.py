@@ -7,7 +7,8 @@ import psutil
 import pytest
 from reference import container
 
-from warp_embed._store import ExpertStore, RecordLayout
+from warp_embed._experts import ExpertStore
+from warp_embed._store import RecordLayout
 from warp_embed.errors import FormatError, RecordError
 
 

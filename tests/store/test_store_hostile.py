@@ -4,7 +4,7 @@ import os
 import pytest
 from reference import container
 
-from warp_embed import _store
+from warp_embed import _experts, _store
 from warp_embed.errors import FormatError, RecordError
 from warp_embed.runtime.manifest import Manifest
 
@@ -138,7 +138,8 @@ def test_a_bank_of_another_size_is_refused_at_open(copy_of, open_store, cut):
         assert error.value.layer == 2 and error.value.field == "layers.2.bytes"
         layout = _store.RecordLayout(4, 264, 72)
         with pytest.raises(FormatError) as error:
-            _store.ExpertStore(layout, 5, {2: (b.bank(2), 6, 0)}, Manifest.read(b.path, weights=False).read_books(), 1)
+            _experts.ExpertStore(layout, 5, {2: (b.bank(2), 6, 0)},
+                                 Manifest.read(b.path, weights=False).read_books(), 1)
         assert error.value.layer == 2
 
 
@@ -214,9 +215,9 @@ def test_books_that_are_too_few_or_of_another_shape(built):
     banks = {2: (b.bank(2), 6, m.banks[2].codebook_base)}
     for wrong in (books[:, :, :4].copy(), None):
         with pytest.raises((ValueError, TypeError)):
-            _store.ExpertStore(layout, 5, banks, wrong, 1)
+            _experts.ExpertStore(layout, 5, banks, wrong, 1)
     with pytest.raises(FormatError):
-        _store.ExpertStore(layout, 5, banks, books[:m.banks[2].codebook_base + 8], 1)
+        _experts.ExpertStore(layout, 5, banks, books[:m.banks[2].codebook_base + 8], 1)
 
 
 def test_a_gap_larger_than_memory_costs_nothing(tmp_path):

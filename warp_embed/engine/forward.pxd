@@ -2,7 +2,8 @@
 from libc.stdint cimport int32_t
 
 from warp_embed._kernels cimport we_pool, we_status
-from warp_embed._store cimport ExpertStore, Pages, Trunk
+from warp_embed._experts cimport ExpertStore
+from warp_embed._store cimport Pages, Trunk
 from warp_embed.engine.structs cimport Config, Linear, Pass, Scratch, StateParts, Weights
 
 

@@ -3,7 +3,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from warp_embed._store import ExpertStore, Trunk
+from warp_embed._experts import ExpertStore
+from warp_embed._store import Trunk
 
 def scratch_bytes(config: Any, chunk: int, threads: int) -> int: ...
 def checkpoint_bytes(config: Any) -> int: ...

@@ -12,7 +12,8 @@ import numpy as np
 
 from warp_embed._kernels cimport kernels, pool_api, we_fault, we_kernels, we_latent_bytes, we_status
 from warp_embed._kernels cimport WE_E_CANCELLED, WE_E_INTERRUPTED, WE_E_NUMERIC, WE_E_PAUSED, WE_LATENT_TILE, WE_OK
-from warp_embed._store cimport ExpertStore, Pages, Trunk, raise_fault, store_api, we_cache_stats
+from warp_embed._experts cimport ExpertStore, store_api, we_cache_stats
+from warp_embed._store cimport Pages, Trunk, raise_fault
 from warp_embed.engine.attention cimport kda_layer, mla_layer
 from warp_embed.engine.experts cimport dense_layer, moe_layer
 from warp_embed.engine.layout cimport carve_scratch, carve_state, carve_weights, fill_config, free_blocks, reserve_blocks
@@ -379,7 +380,7 @@ cdef class State:
         if status == WE_E_INTERRUPTED:
             interrupt, self.engine.interrupt = self.engine.interrupt, None
             raise interrupt
-        return raise_fault(&p.fault, self.engine.store)
+        return raise_fault(&p.fault, self.engine.store.paths)
 
     def logits_again(self, float[::1] logits not None):
         """Compute the logits (vocab,) after the last committed token from the stored hidden vector."""

@@ -4,7 +4,8 @@ from libc.stdint cimport int32_t
 
 from warp_embed._kernels cimport we_acts, we_kernels, we_kv, we_matrix, we_pool, we_pool_api, we_router
 from warp_embed._kernels cimport we_fault, we_status
-from warp_embed._store cimport we_cache, we_record_layout, we_store_api
+from warp_embed._experts cimport we_cache, we_store_api
+from warp_embed._store cimport we_record_layout
 
 
 cdef struct Config:

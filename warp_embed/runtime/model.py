@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
-from warp_embed._store import ExpertStore, File, Trunk
+from warp_embed._experts import ExpertStore
+from warp_embed._store import File, Trunk
 from warp_embed.engine.forward import Engine, State
 from warp_embed.engine.turn import Turn
 from warp_embed.errors import BudgetError, ForkedError, FormatError, SessionClosed

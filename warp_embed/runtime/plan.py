@@ -179,7 +179,8 @@ class Sizes:
 
 def measure(manifest: Manifest) -> Sizes:
     """The sizes of a container, from its manifest."""
-    from warp_embed._store import ExpertStore, Trunk
+    from warp_embed._experts import ExpertStore
+    from warp_embed._store import Trunk
     from warp_embed.engine.forward import checkpoint_bytes, scratch_bytes, state_bytes
 
     config = manifest.config
