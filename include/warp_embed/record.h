@@ -25,13 +25,13 @@ _Static_assert(sizeof(we_record_header) == 48, "the record header is 48 bytes");
 
 /* Everything a record of one container has in common; computed once from the manifest. */
 typedef struct we_record_layout {
-    uint8_t  encoding;                  /* we_encoding of the header: F32 BF16 Q8G Q4G VQ3R VQ2R VQ4P  */
+    uint8_t  encoding;                  /* we_encoding of the header: F32 BF16 Q8G Q4G MXFP4 VQ3R VQ2R VQ4P */
     uint8_t  alt_encoding;              /* second value the header may carry (VQ2R records say VQ3R)   */
     uint32_t rows[WE_MATRICES], cols[WE_MATRICES];
-    uint32_t group;                     /* Q8G, Q4G                                                    */
+    uint32_t group;                     /* Q8G, Q4G, MXFP4 (32)                                        */
     uint32_t vec_dim, stages, entries, index_bits;              /* VQ                                  */
     uint32_t payload_off[WE_MATRICES];  /* from the record's start                                     */
-    uint32_t scales_off[WE_MATRICES];   /* f16, per row and group, or per row (VQ); unused without     */
+    uint32_t scales_off[WE_MATRICES];   /* f16 (MXFP4: a byte) per row and group, or f16 per row (VQ)  */
     size_t   row_bytes[WE_MATRICES];    /* stride of a row; 0 for VQ                                   */
     uint32_t first_scales_off;          /* header's chan_corr_off                                      */
     uint32_t end;                       /* end of scales: the CRC covers [48, end)                     */
@@ -52,7 +52,7 @@ we_status we_record_check(const we_record_layout *layout, const void *record, in
 void we_record_views(const we_record_layout *layout, const void *record, const float *const books[WE_MATRICES],
                      we_matrix out[WE_MATRICES]);
 
-/* Is every number that a matrix stores finite: F32 and BF16 weights, scales of the others? */
+/* Is every number that a matrix stores finite: weights of F32, BF16 and MXFP4, scales of the others? */
 int we_matrix_is_finite(const we_matrix *matrix);
 
 /* CRC-32 as in zlib; start with crc = 0. */

@@ -6,7 +6,7 @@ import numpy as np
 
 from warp_embed.runtime.config import ModelConfig
 
-ITEMS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "U8": "u1"}
+ITEMS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E8M0": "u1", "U8": "u1"}
 
 
 def to_bf16(x):

@@ -243,8 +243,10 @@ def test_weights_of_other_types_are_unsupported(tmp_path):
 # ---- config ----
 
 @pytest.mark.parametrize("changes, field", [
-    ({"text_config": {}}, "text_config"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ({"quantization_config": {"quant_method": "compressed-tensors"}}, "quantization_config"),
+    ({"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}},
+     "quantization_config"),
     ({"mla_use_nope": False}, None),
 ])
 def test_models_of_other_kinds_are_unsupported(tmp_path, changes, field):

@@ -21,7 +21,8 @@ static uint32_t some_size(void)
 
 static void fill(we_record_layout *l)
 {
-    static const uint8_t encodings[] = {WE_F32, WE_BF16, WE_Q8G, WE_Q4G, WE_VQ3R, WE_VQ2R, WE_Q3G, WE_VQ4P, 6, 99, 255};
+    static const uint8_t encodings[] = {WE_F32, WE_BF16, WE_Q8G, WE_Q4G, WE_VQ3R, WE_VQ2R, WE_Q3G, WE_VQ4P,
+                                        WE_MXFP4, 6, 99, 255};
     memset(l, 0xA5, sizeof *l);
     l->encoding = encodings[below(sizeof encodings)];
     l->group = below(4) ? 32u << below(3) : some_size();
@@ -81,6 +82,24 @@ static void check_records(const we_record_layout *l)
     free(record);
 }
 
+/* Every byte of codes under every scale, alone in three groups of two rows: finite exactly where its values are. */
+static void check_mxfp4_values(void)
+{
+    static const float magnitude[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    for (unsigned scale = 0; scale < 256; scale++)
+        for (unsigned code = 0; code < 256; code++) {
+            uint8_t payload[2 * 48] = {0}, scales[6] = {127, 127, 127, 127, 127, 127};
+            const unsigned group = (scale + code) % 6, at = 16 * group + code % 16;
+            payload[at] = (uint8_t)code;
+            scales[group] = (uint8_t)scale;
+            const we_matrix m = {.encoding = WE_MXFP4, .rows = 2, .cols = 90, .group = 32, .row_bytes = 48,
+                                 .payload = payload, .scales = (const uint16_t *)(const void *)scales};
+            const float low = magnitude[code & 7], high = magnitude[code >> 4 & 7], larger = low > high ? low : high;
+            const int finite = scale < 253 || (scale < 255 && (double)larger * (scale == 253 ? 0.25 : 0.5) < 1.0);
+            CHECK(we_matrix_is_finite(&m) == finite);
+        }
+}
+
 static uint32_t crc_bit_by_bit(uint32_t crc, const uint8_t *p, size_t n)
 {
     for (crc = ~crc; n--; p++) {
@@ -105,6 +124,7 @@ int main(void)
 {
     int good = 0;
     check_crc();
+    check_mxfp4_values();
     for (int i = 0; i < 100000; i++) {
         we_record_layout l;
         we_fault fault;

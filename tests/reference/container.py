@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from reference.check_config import Config
 
-CODES = {"F32": 0, "BF16": 1, "Q8G": 2, "Q4G": 3, "VQ3R": 4, "VQ2R": 5, "Q3G": 7, "VQ4P": 8}
+CODES = {"F32": 0, "BF16": 1, "Q8G": 2, "Q4G": 3, "VQ3R": 4, "VQ2R": 5, "Q3G": 7, "VQ4P": 8, "MXFP4": 9}
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 LEVELS = {"Q8G": (127, -127, 127), "Q4G": (7, -8, 7), "Q3G": (3, -4, 3)}
 MATRICES = ("gate", "up", "down")
 PAGE = 4096
@@ -70,7 +71,7 @@ def build(path, config=KIMI, *, trunk="q4", experts="VQ3R", prefix="", seed=0, g
     rng = np.random.default_rng(seed)
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    own = experts in ("F32", "BF16", "Q8G", "Q4G")
+    own = experts in ("F32", "BF16", "Q8G", "Q4G", "MXFP4")
     built = Built(path, {
         "format_version": 1 if own or trunk == "bf16" else 0, "arch": config["model_type"], "tensor_prefix": prefix,
         "config": copy.deepcopy(config), "expert_quant": {"fmt": experts, "group": group}, "layers": {}, "trunk": []})
@@ -171,6 +172,9 @@ def encode(w: np.ndarray, encoding: str, group: int = 128) -> tuple[bytes, bytes
     cells = np.zeros((rows, groups * group), np.float32)
     cells[:, :cols] = w.reshape(rows, cols)
     cells = cells.reshape(rows, groups, group)
+    if encoding == "MXFP4":
+        payload, stored, values = encode_mxfp4(cells)
+        return payload, stored, np.ascontiguousarray(values.reshape(rows, -1)[:, :cols]).reshape(w.shape)
     cells[0, 0] *= np.float32(2.0 ** -18)                       # a subnormal scale
     top, low, high = LEVELS[encoding]
     scale = np.maximum(np.abs(cells).max(-1, keepdims=True), np.float32(1e-8)) / np.float32(top)
@@ -179,6 +183,19 @@ def encode(w: np.ndarray, encoding: str, group: int = 128) -> tuple[bytes, bytes
     values = codes.astype(np.float32) * stored.astype(np.float32)
     values = np.ascontiguousarray(values.reshape(rows, -1)[:, :cols]).reshape(w.shape)
     return pack(codes.reshape(rows, -1), encoding), stored.tobytes(), values
+
+
+def encode_mxfp4(cells: np.ndarray) -> tuple[bytes, bytes, np.ndarray]:
+    """(payload, E8M0 scales, values) of cells [rows][groups][32]."""
+    exponent = np.floor(np.log2(np.abs(cells).max(-1, keepdims=True).clip(1e-30))) - 2
+    exponent[0, 0] = -127                                       # the smallest
+    scale = np.exp2(exponent).astype(np.float32)
+    code = np.abs(np.abs(cells / scale)[..., None] - E2M1).argmin(-1)
+    negative = (cells < 0) & (code > 0)
+    values = np.where(negative, -E2M1[code], E2M1[code]) * scale
+    nibbles = (code | np.where(negative, 8, 0)).astype(np.uint8).reshape(len(cells), -1)
+    stored = (exponent + 127).astype(np.uint8)
+    return (nibbles[:, 0::2] | nibbles[:, 1::2] << 4).tobytes(), stored.tobytes(), values.astype(np.float32)
 
 
 def pack(codes: np.ndarray, encoding: str) -> bytes:

@@ -9,12 +9,13 @@ from reference import check_reader
 from reference.check_config import BadContainer, Config, integer, mapping, need
 from reference.check_reader import Bank
 
-ENCODINGS = {"F32": 0, "BF16": 1, "Q8G": 2, "Q4G": 3}
+ENCODINGS = {"F32": 0, "BF16": 1, "Q8G": 2, "Q4G": 3, "MXFP4": 9}
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 HEADER = struct.Struct("<4sHHBBHHHIIIIIIII")
 
 
 class Container(check_reader.Container):
-    """The trunk is version 0's; records hold whole matrices in F32, BF16, Q8G or Q4G."""
+    """The trunk is version 0's; records hold whole matrices in F32, BF16, Q8G, Q4G or MXFP4."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -25,6 +26,7 @@ class Container(check_reader.Container):
         quant = mapping(self.manifest, "expert_quant")
         need(quant.get("fmt") in ENCODINGS, f"fmt {quant.get('fmt')!r}")
         self.encoding, self.group = ENCODINGS[quant["fmt"]], integer(quant, "group", 128)
+        need(self.encoding != 9 or self.group == 32, "MXFP4 has groups of 32")
         self._open_trunk(self.manifest.get("trunk"))
         self._require_tensors()
         self.shapes = {"gate": (cfg.moe_inter, cfg.expert_width), "up": (cfg.moe_inter, cfg.expert_width),
@@ -44,14 +46,15 @@ class Container(check_reader.Container):
         self.payload, self.scales, position = {}, {}, 64
         for kind, (rows, cols) in self.shapes.items():
             groups = -(-cols // self.group)
-            stride = [4 * cols, 2 * cols, groups * self.group, groups * self.group // 2][self.encoding]
+            padded = groups * self.group
+            stride = {0: 4 * cols, 1: 2 * cols, 2: padded, 3: padded // 2, 9: padded // 2}[self.encoding]
             self.payload[kind] = (position, rows * stride)
             position = -(-(position + rows * stride) // 64) * 64
         self.first_scales = position
         for kind, (rows, cols) in self.shapes.items():
             n = rows * -(-cols // self.group) if self.encoding >= 2 else 0
             self.scales[kind] = (position, n)
-            position += 2 * n
+            position += n if self.encoding == 9 else 2 * n
         self.end = position
         self.record_bytes = -(-position // 4096) * 4096
 
@@ -80,14 +83,24 @@ class Container(check_reader.Container):
         if self.encoding == 1:
             return (np.frombuffer(payload, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(rows, cols)
         groups = -(-cols // self.group)
+        at, n = self.scales[kind]
+        if self.encoding == 9:
+            return mxfp4_values(np.frombuffer(payload, np.uint8).reshape(rows, -1),
+                                np.frombuffer(data, np.uint8, n, at).reshape(rows, groups))[:, :cols]
         if self.encoding == 2:
             codes = np.frombuffer(payload, np.int8).reshape(rows, -1)
         else:
             packed = np.frombuffer(payload, np.uint8).reshape(rows, -1)
             codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(rows, -1).astype(np.int8) - np.int8(8)
-        at, n = self.scales[kind]
         scales = np.frombuffer(data, "<f2", n, at).astype(np.float32).reshape(rows, groups, 1)
         return (codes.astype(np.float32).reshape(rows, groups, self.group) * scales).reshape(rows, -1)[:, :cols]
+
+
+def mxfp4_values(codes, scales):
+    """float32 [rows, 32 groups] of codes [rows, 16 groups] and scales [rows, groups], both uint8."""
+    nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
+    values = np.where(nibbles & 8, -E2M1[nibbles & 7], E2M1[nibbles & 7]).reshape(*scales.shape, 32)
+    return (values * np.exp2(scales.astype(np.float64) - 127)[..., None]).reshape(len(codes), -1).astype(np.float32)
 
 
 def read(directory):

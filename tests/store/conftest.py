@@ -17,6 +17,7 @@ KINDS = {
     "vq-5-stages-vec-4": {"experts": "VQ3R", "stages": 5, "vec_dim": 4, "trunk": "f32"},
     "q8g": {"experts": "Q8G", "trunk": "bf16"},
     "q4g": {"experts": "Q4G", "group": 32},
+    "mxfp4": {"experts": "MXFP4", "group": 32},
     "bf16": {"experts": "BF16", "trunk": "f32"},
     "f32": {"experts": "F32"},
     "k3": {"config": container.K3, "experts": "VQ3R", "prefix": "language_model."},

@@ -35,16 +35,15 @@ def test_a_tail_block_is_stored_whole():
 
 @pytest.mark.parametrize("encoding, group, row", [(Encoding.F32, 128, 4 * 264), (Encoding.BF16, 128, 2 * 264),
                                                   (Encoding.Q8G, 128, 384), (Encoding.Q4G, 128, 192),
-                                                  (Encoding.Q4G, 32, 144)])
+                                                  (Encoding.Q4G, 32, 144), (Encoding.MXFP4, 32, 144)])
 def test_own_encodings(encoding, group, row):
     layout = _store.RecordLayout(encoding, 264, 72, group=group)
     assert layout.row_bytes[0] == row and layout.span(0) == 72 * row
     assert layout.payload_off[0] == 64
     assert all(offset % 64 == 0 for offset in (*layout.payload_off, layout.scales_off[0]))
-    groups = 0 if encoding in (Encoding.F32, Encoding.BF16) else -(-264 // group)
-    assert layout.scales_off[1] - layout.scales_off[0] == 2 * 72 * groups
-    down = 0 if encoding in (Encoding.F32, Encoding.BF16) else -(-72 // group)
-    assert layout.end - layout.scales_off[2] == 2 * 264 * down
+    scale = {Encoding.F32: 0, Encoding.BF16: 0, Encoding.MXFP4: 1}.get(encoding, 2)
+    assert layout.scales_off[1] - layout.scales_off[0] == scale * 72 * -(-264 // group)
+    assert layout.end - layout.scales_off[2] == scale * 264 * -(-72 // group)
     assert layout.record_bytes == -(-layout.end // 4096) * 4096
 
 
@@ -58,12 +57,21 @@ def test_own_encodings(encoding, group, row):
     (Encoding.VQ3R, {"index_bits": 6}), (Encoding.VQ3R, {"index_bits": 7}), (Encoding.VQ2R, {"stages": 3}),
     (Encoding.VQ4P, {"stages": 3}), (Encoding.VQ4P, {"entries": 63}), (Encoding.VQ4P, {"index_bits": 8}),
     (Encoding.Q8G, {"group": 0}), (Encoding.Q4G, {"group": 33}), (Encoding.Q8G, {"group": 1 << 27}),
+    (Encoding.MXFP4, {"group": 128}), (Encoding.MXFP4, {"group": 16}),
     (Encoding.F32, {"width": 1 << 20, "inter": 1 << 20}), (Encoding.VQ3R, {"width": 1 << 20, "inter": 1 << 20}),
     (Encoding.Q8G, {"width": 1 << 20, "inter": 1 << 20, "group": 1 << 26}),
 ])
 def test_impossible_geometry(encoding, changes):
     with pytest.raises(ValueError):
         _store.RecordLayout(encoding, **{"width": 264, "inter": 72, **changes})
+
+
+def test_kimi_k3_unchanged():
+    """17,547,264 bytes of codes and scales, as released, in a record."""
+    layout = _store.RecordLayout(Encoding.MXFP4, 3584, 3072, group=32)
+    assert layout.payload_off == (64, 5_505_088, 11_010_112)
+    assert layout.scales_off == (16_515_136, 16_859_200, 17_203_264)
+    assert (layout.end, layout.record_bytes) == (17_547_328, 17_551_360)
 
 
 def test_header_bytes():

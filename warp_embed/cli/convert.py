@@ -12,8 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dst", metavar="DST", help="the container to write; a run that was interrupted is continued")
     parser.add_argument("--trunk", choices=("auto", "f32", "q8", "q4"), default="auto",
                         help="encoding of the weights that stay in memory")
-    parser.add_argument("--experts", choices=("auto", "f32", "bf16", "q8", "q4", "vq3", "vq2", "vq4p"), default="auto",
-                        help="encoding of the experts")
+    parser.add_argument("--experts", choices=("auto", "f32", "bf16", "q8", "q4", "mxfp4", "vq3", "vq2", "vq4p"),
+                        default="auto", help="encoding of the experts; mxfp4 keeps a release's own, unchanged")
     parser.add_argument("--threads", type=int, metavar="N", help="default: the cores this process may use")
     add_json(parser)
 

@@ -9,17 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from warp_embed.convert import mxfp4
 from warp_embed.convert.safetensors import FLOATS, SafetensorsFile
 from warp_embed.convert.source import (
+    MATRICES,
     Expert,
     Source,
     container_config,
     files_fingerprint,
+    quantization_of,
     refuse_unsupported,
+    text_model,
 )
 from warp_embed.errors import FormatError, UnsupportedModel
 from warp_embed.runtime.config import ModelConfig, TensorSpec
 from warp_embed.runtime.fields import load_object
+from warp_embed.runtime.manifest import MXFP4_GROUP
 
 EXPERT_NAMES = ("w1", "w3", "w2")       # gate, up, down
 INDEX = "model.safetensors.index.json"
@@ -33,12 +38,12 @@ SHOWN = 3                               # names in a message
 class Checkpoint(Source):
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.prefix = ""
         self.warnings: list[str] = []
         raw, self._config_bytes = load_object(str(directory / "config.json"), JSON_CAP)
         refuse_unsupported(raw)
-        self.config = container_config(raw, self.warnings)
-        self.model = ModelConfig.parse(self.config, str(directory / "config.json"))
+        text, self.prefix = text_model(raw)
+        self.config = container_config(text, self.warnings)
+        self.model = ModelConfig.parse(raw, str(directory / "config.json"))
         self._block = self._fp8_block(raw)
         self._files: dict[str, SafetensorsFile] = {}
         self._home: dict[str, SafetensorsFile] = {}
@@ -122,6 +127,7 @@ class Checkpoint(Source):
     def _check_names(self) -> None:
         """Every tensor the model needs is there in its shape, and nothing else is."""
         known: set[str] = set()
+        packed: set[str] = set()
         missing: list[str] = []
         for spec in self.model.tensors(self.prefix):
             if spec.name in self._home:
@@ -136,17 +142,36 @@ class Checkpoint(Source):
                 known.add(name)
                 if self._shape(name) != shape:
                     raise self._misshaped(name, f"not {list(shape)}")
+            elif name + "_packed" in self._home and name + "_scale" in self._home:
+                self._check_packed(name, *shape)
+                packed |= {name + "_packed", name + "_scale"}
             else:
-                missing.append(name)
+                missing.append(name if name + "_packed" not in self._home else name + "_scale")
                 if len(missing) > SHOWN:
                     break
+        self.has_mxfp4 = bool(packed) and not any(name in known for name, _ in self._expert_tensors())
         scales = {name + "_scale_inv" for name in known if self._dtype(name) == "F8_E4M3"}
-        extra = [n for n in self._home if n not in known and n not in scales and not HARMLESS.search(n)]
-        self._refuse_names(missing, extra)
+        extra = [n for n in self._home if n not in known and n not in packed and n not in scales
+                 and not HARMLESS.search(n)]
+        outside = [name for name in extra if not name.startswith(self.prefix)]
+        self._refuse_names(missing, [name for name in extra if name.startswith(self.prefix)])
+        if outside:
+            parts = ", ".join(sorted({name.partition(".")[0] for name in outside})[:SHOWN])
+            self.warnings.append(f"{len(outside)} tensors that the text model does not use ({parts}) are left out")
         for name in known:
             if self._dtype(name) not in (*FLOATS, "F8_E4M3"):
                 raise UnsupportedModel(f"tensor {name} is {self._dtype(name)}; weights may be {', '.join(FLOATS)} "
                                        "or block-scaled F8_E4M3", field=name)
+
+    def _check_packed(self, name: str, rows: int, cols: int) -> None:
+        """The two tensors of a matrix in MXFP4: their shapes and types."""
+        for part, width, dtypes in (("_packed", 2, ("U8",)), ("_scale", MXFP4_GROUP, mxfp4.SCALE_DTYPES)):
+            want = (rows, cols // width)
+            if cols % MXFP4_GROUP or self._shape(name + part) != want:
+                raise self._misshaped(name + part, f"not {list(want)} of {rows} rows in groups of {MXFP4_GROUP}")
+            if self._dtype(name + part) not in dtypes:
+                raise UnsupportedModel(f"tensor {name}{part} is {self._dtype(name + part)}, not {' or '.join(dtypes)}",
+                                       field=name + part)
 
     def _dtype(self, name: str) -> str:
         return self._home[name].tensors[name].dtype
@@ -179,8 +204,7 @@ class Checkpoint(Source):
 
     @staticmethod
     def _fp8_block(raw: dict[str, Any]) -> tuple[int, int] | None:
-        quantization = raw.get("quantization_config")
-        block = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+        block = quantization_of(raw).get("weight_block_size")
         if block is None:
             return None
         sizes = block if isinstance(block, list) else []
@@ -215,14 +239,33 @@ class Checkpoint(Source):
                 block *= np.repeat(by_row, wide, axis=1)[:, :block.shape[1]]
         return block
 
+    def read_packed(self, name: str, row0: int, row1: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Codes and scales of rows of an expert's matrix, as stored; None if it is not in MXFP4."""
+        if name in self._home:
+            return None
+        codes, scales = (self._home[name + part].read_raw(name + part, row0, row1) for part in ("_packed", "_scale"))
+        return codes, scales
+
     def expert(self, layer: int, expert: int) -> Expert:
         return _CheckpointExpert(self, layer, expert)
 
 
 class _CheckpointExpert(Expert):
     def __init__(self, source: Checkpoint, layer: int, expert: int) -> None:
-        self._source = source
+        self._source, self._layer, self._expert = source, layer, expert
         self._names = [source._expert_name(layer, expert, m) for m in range(3)]
 
+    def _packed(self, matrix: int, row0: int, row1: int) -> tuple[np.ndarray, np.ndarray] | None:
+        found = self._source.read_packed(self._names[matrix], row0, row1)
+        if found is not None:
+            mxfp4.check_values(*found, self._layer, self._expert, MATRICES[matrix], row0)
+        return found
+
     def rows(self, matrix: int, row0: int, row1: int) -> np.ndarray:
-        return self._source.rows(self._names[matrix], row0, row1)
+        found = self._packed(matrix, row0, row1)
+        return self._source.rows(self._names[matrix], row0, row1) if found is None else mxfp4.decode(*found)
+
+    def packed(self, matrix: int) -> tuple[np.ndarray, np.ndarray]:
+        found = self._packed(matrix, 0, self._source.expert_shapes()[matrix][0])
+        assert found is not None
+        return found

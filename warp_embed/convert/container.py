@@ -7,6 +7,7 @@ import numpy as np
 
 from warp_embed._kernels import Matrix
 from warp_embed._store import File
+from warp_embed.convert import mxfp4
 from warp_embed.convert.encode import F16_INFINITY
 from warp_embed.convert.safetensors import to_f32
 from warp_embed.convert.source import MATRICES, Expert, Source, container_config, files_fingerprint, finite
@@ -28,6 +29,7 @@ class Container(Source):
         self._entries = entries
         self.books = manifest.read_books()
         self.layout = manifest.experts.layout(manifest.config) if manifest.experts else None
+        self.has_mxfp4 = manifest.experts is not None and manifest.experts.encoding == Encoding.MXFP4
         self._files: list[File] = []
         try:
             self._trunk_file = self._open("trunk.bin")
@@ -82,20 +84,24 @@ class ContainerExpert(Expert):
     def __init__(self, source: Container, layer: int, expert: int) -> None:
         layout, form, all_books = source.layout, source.manifest.experts, source.books
         assert layout is not None and form is not None
-        self._where = f"layer {layer} expert {expert} "
+        self._layer, self._expert, self._where = layer, expert, f"layer {layer} expert {expert} "
+        self._rows = layout.rows
         base = source.manifest.banks[layer].codebook_base
         record = source.record(layer, expert)
         layout.check(record, layer, expert, base)
         raw = np.frombuffer(record, np.uint8)
-        self._matrices, self._scales = [], []
+        self._matrices, self._codes, self._scales = [], [], []
         for m, (rows, cols) in enumerate(source.expert_shapes()):
             payload = raw[layout.payload_off[m]:layout.payload_off[m] + layout.span(m)]
             groups = {Encoding.F32: 0, Encoding.BF16: 0}.get(form.encoding, -(-cols // form.group))
+            scale_type = np.dtype(np.uint8 if form.encoding == Encoding.MXFP4 else "<u2")
             scales, books = None, None
             if all_books is not None:
                 groups, books = 1, all_books[base + m * form.stages:base + (m + 1) * form.stages]
             if groups:
-                scales = raw[layout.scales_off[m]:layout.scales_off[m] + 2 * rows * groups].view("<u2")
+                nbytes = scale_type.itemsize * rows * groups
+                scales = raw[layout.scales_off[m]:layout.scales_off[m] + nbytes].view(scale_type)
+                self._codes.append(payload)
                 self._scales.append(scales)
             self._matrices.append(Matrix(form.encoding, rows, cols, payload, scales, form.group, books=books,
                                          vec_dim=form.vec_dim, stages=form.stages))
@@ -103,5 +109,11 @@ class ContainerExpert(Expert):
     def rows(self, matrix: int, row0: int, row1: int) -> np.ndarray:
         return finite(self._matrices[matrix].decode(row0, row1), self._where + MATRICES[matrix], row0)
 
+    def packed(self, matrix: int) -> tuple[np.ndarray, np.ndarray]:
+        codes, scales = (x[matrix].reshape(self._rows[matrix], -1) for x in (self._codes, self._scales))
+        mxfp4.check_values(codes, scales, self._layer, self._expert, MATRICES[matrix])
+        return codes, scales
+
     def has_infinite_scales(self) -> bool:
-        return any(((scales & F16_INFINITY) == F16_INFINITY).any() for scales in self._scales)
+        """Of f16; the values of MXFP4 are looked at as they are decoded."""
+        return any(scales.itemsize == 2 and ((scales & F16_INFINITY) == F16_INFINITY).any() for scales in self._scales)

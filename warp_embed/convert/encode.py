@@ -10,7 +10,7 @@ from warp_embed import _kernels
 from warp_embed._store import RecordLayout
 from warp_embed.convert.source import MATRICES, Expert, rows_and_cols
 from warp_embed.errors import FormatError, UnsupportedModel
-from warp_embed.runtime.manifest import Encoding, ExpertFormat
+from warp_embed.runtime.manifest import MXFP4_GROUP, Encoding, ExpertFormat
 
 GROUP = 128                     # inputs that share a scale, in everything we write
 INDEX_BLOCK = 64                # rows of a block of VQ indices
@@ -28,6 +28,7 @@ EXPERT_FORMATS = {
     "q4": ExpertFormat(Encoding.Q4G, group=GROUP),
     "vq3": ExpertFormat(Encoding.VQ3R, stages=3, vec_dim=VEC_DIM),
     "vq2": ExpertFormat(Encoding.VQ2R, stages=2, vec_dim=VEC_DIM),
+    "mxfp4": ExpertFormat(Encoding.MXFP4, group=MXFP4_GROUP),           # of a source that has it, unchanged
     "vq4p": ExpertFormat(Encoding.VQ4P, stages=4, vec_dim=VEC_DIM, entries=64, index_bits=6),
 }
 TRUNK_OPTIONS = ("f32", "q8", "q4")
@@ -100,7 +101,11 @@ def encode_expert(expert: Expert, form: ExpertFormat, layout: RecordLayout, laye
         where = f"layer {layer} expert {number} {matrix}"
         payload = raw[layout.payload_off[m]:layout.payload_off[m] + layout.span(m)]
         scales = raw[layout.scales_off[m]:]
-        if books is None:
+        if form.encoding == Encoding.MXFP4:
+            codes, exponents = expert.packed(m)
+            payload[:] = codes.reshape(-1)
+            scales[:exponents.size] = exponents.reshape(-1)
+        elif books is None:
             _fill_rows(expert, m, form.encoding, layout, payload, scales, where)
         else:
             _fill_vq(expert, m, form, layout, payload, scales, books[m], where)

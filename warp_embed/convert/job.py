@@ -18,7 +18,7 @@ from warp_embed.convert import codebooks, tokenizer_files
 from warp_embed.convert.container import Container
 from warp_embed.convert.encode import BLOCK_ELEMENTS, HEADER_BYTES, VEC_DIM, encode_expert, encode_rows, row_blocks
 from warp_embed.convert.plan import Plan, expert_manifest, make_plan, trunk_manifest
-from warp_embed.convert.source import Source, open_source
+from warp_embed.convert.source import Source, is_kimi_k3, open_source
 from warp_embed.convert.threads import in_flight, in_order, usable_cores
 from warp_embed.convert.writer import AtomicFile, WorkingDirectory, json_bytes, write_file
 from warp_embed.errors import FormatError
@@ -216,8 +216,8 @@ class Job:
         plan, config = self.plan, self.source.config
         architectures = config.get("architectures")
         arch = architectures[0] if isinstance(architectures, list) and architectures else "unknown"
-        if config.get("model_type") == "kimi_linear" and not self.source.prefix:
-            arch = "kimi-linear"
+        if config.get("model_type") == "kimi_linear":           # of the text model, also of K3's
+            arch = "kimi-k3" if is_kimi_k3(config) else "kimi-linear"
         document: dict[str, Any] = {"format_version": plan.format_version, "arch": arch,
                                     "tensor_prefix": self.source.prefix, "config": config}
         if plan.form is not None:
@@ -271,7 +271,7 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], *, trunk: 
     dst : path
         Must not exist.
     trunk : {"auto", "f32", "q8", "q4"}
-    experts : {"auto", "f32", "bf16", "q8", "q4", "vq3", "vq2", "vq4p"}
+    experts : {"auto", "f32", "bf16", "q8", "q4", "mxfp4", "vq3", "vq2", "vq4p"}
         "auto" chooses by size; the report says what and why.
     threads : int, optional
         Default: the cores this process may use.
@@ -296,7 +296,7 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], *, trunk: 
         if isinstance(source, Container):
             tokenizer = tokenizer_files.copy_from_container(source.directory)
         else:
-            is_kimi_linear = source.config.get("model_type") == "kimi_linear"
+            is_kimi_linear = source.config.get("model_type") == "kimi_linear" and not is_kimi_k3(source.config)
             tokenizer = tokenizer_files.make_from_checkpoint(source.directory, is_kimi_linear)
         job = {"version": JOB_VERSION, "source": source.fingerprint, "trunk": plan.trunk_option,
                "experts": plan.experts_option}

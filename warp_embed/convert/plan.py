@@ -119,6 +119,9 @@ def make_plan(source: Source, trunk: str, experts: str) -> Plan:
         raise ValueError(f"trunk={trunk!r}; choose auto, {', '.join(TRUNK_OPTIONS)}")
     if experts not in ("auto", *EXPERT_FORMATS):
         raise ValueError(f"experts={experts!r}; choose auto, {', '.join(EXPERT_FORMATS)}")
+    if experts == "mxfp4" and not source.has_mxfp4:
+        raise UnsupportedModel('experts="mxfp4" keeps the MXFP4 experts that a release has; those of this source are '
+                               'in another encoding', field="experts")
     layers = sorted(source.model.moe_layers)
     count = len(layers) * source.model.n_experts
 
@@ -150,4 +153,5 @@ def _choose_experts(source: Source, q4_bytes: int, tiny: bool) -> tuple[str, str
         return "q4", f"{size} in 4 bits fit the memory of a large laptop, and q4 is several times faster than vq3"
     if any(cols % VEC_DIM for _, cols in source.expert_shapes()):
         return "q4", f"a matrix's columns are no multiple of {VEC_DIM}, which vq3 needs"
-    return "vq3", f"{size} in 4 bits would be read from disk for every token; vq3 reads a quarter less"
+    lossless = "; mxfp4 would keep the release's experts unchanged, for a fast disk" if source.has_mxfp4 else ""
+    return "vq3", f"{size} in 4 bits would be read from disk for every token; vq3 reads a quarter less{lossless}"

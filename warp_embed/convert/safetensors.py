@@ -16,8 +16,8 @@ from warp_embed.errors import FormatError, UnsupportedModel
 from warp_embed.runtime.fields import parse_json, regular_size
 
 HEADER_CAP = 100_000_000
-ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-              "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8}
+ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+              "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8}
 FLOATS = ("F32", "F16", "BF16")         # what is a weight by itself; F8_E4M3 needs scales
 
 
@@ -103,13 +103,19 @@ class SafetensorsFile:
 
         F8_E4M3 gives the codes' values, without the scales of `name`_scale_inv.
         """
+        raw = self.read_raw(name, row0, row1)
+        tensor = self.tensors[name]
+        return to_f32(raw.reshape(-1), tensor.dtype, name).reshape(row1 - row0, tensor.cols)
+
+    def read_raw(self, name: str, row0: int, row1: int) -> np.ndarray:
+        """The bytes of rows [row0, row1), uint8 [rows, bytes of a row]."""
         tensor = self.tensors[name]
         if not 0 <= row0 <= row1 <= tensor.rows:
             raise IndexError(f"rows {row0} to {row1} of {name}")
         stride = tensor.cols * ITEM_BYTES[tensor.dtype]
-        raw = np.empty((row1 - row0) * stride, np.uint8)
-        self._file.read_into(raw, tensor.begin + row0 * stride)
-        return to_f32(raw, tensor.dtype, name).reshape(row1 - row0, tensor.cols)
+        raw = np.empty((row1 - row0, stride), np.uint8)
+        self._file.read_into(raw.reshape(-1), tensor.begin + row0 * stride)
+        return raw
 
 
 def _e4m3_values() -> np.ndarray:

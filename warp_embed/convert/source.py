@@ -23,6 +23,11 @@ class Expert(ABC):
     def rows(self, matrix: int, row0: int, row1: int) -> np.ndarray:
         """Rows [row0, row1) of matrix 0, 1 or 2 as f32, all finite."""
 
+    @abstractmethod
+    def packed(self, matrix: int) -> tuple[np.ndarray, np.ndarray]:
+        """The MXFP4 of a matrix as stored, [rows, bytes of codes] and [rows, scales], all of finite value; only where
+        the source's `has_mxfp4` is true."""
+
 
 class Source(ABC):
     """Weights by name. Reading is safe from several threads."""
@@ -34,6 +39,7 @@ class Source(ABC):
     trunk: dict[str, tuple[int, ...]]   # shapes of everything but the routed experts
     warnings: list[str]                 # what the user should know about it
     fingerprint: str                    # changes when a file of the source is replaced
+    has_mxfp4: bool                     # every expert is stored in MXFP4
 
     @abstractmethod
     def _rows(self, name: str, row0: int, row1: int) -> np.ndarray: ...
@@ -102,10 +108,24 @@ def open_source(path: Path) -> Source:
     raise FileNotFoundError(f"{path} holds neither config.json (a checkpoint) nor manifest.json (a container)")
 
 
+def is_kimi_k3(config: dict[str, Any]) -> bool:
+    """Of a manifest's config: the text model calls itself Kimi-Linear in both releases, the wrapper does not."""
+    outer = config.get("_outer")
+    return isinstance(outer, dict) and outer.get("model_type") == "kimi_k3"
+
+
 # A reader may take these flags by presence: `false` is written as absence.
 PRESENCE_FLAGS = ("moe_renormalize", "latent_moe_use_norm", "mla_use_output_gate")
 ALIASES = {"num_experts": "n_routed_experts", "num_experts_per_token": "num_experts_per_tok",
            "num_shared_experts": "n_shared_experts"}
+
+
+def text_model(raw: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """(config of the text model, prefix of its tensors): a multimodal release nests the one and prefixes the other."""
+    if not isinstance(raw.get("text_config"), dict):
+        return raw, ""
+    outer = {key: value for key, value in raw.items() if key != "text_config"}
+    return {**raw["text_config"], "_outer": outer}, "language_model."
 
 
 def container_config(raw: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
@@ -129,12 +149,21 @@ def container_config(raw: dict[str, Any], warnings: list[str]) -> dict[str, Any]
     return config
 
 
+def quantization_of(raw: dict[str, Any]) -> dict[str, Any]:
+    """The quantization_config of a release, wherever it keeps it; empty without one."""
+    for config in (raw, raw.get("text_config")):
+        found = config.get("quantization_config") if isinstance(config, dict) else None
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
 def refuse_unsupported(raw: dict[str, Any]) -> None:
     """UnsupportedModel for what is a well-formed release of another kind."""
-    if isinstance(raw.get("text_config"), dict):
-        raise UnsupportedModel("a release with a nested text_config (Kimi-K3) cannot be converted yet",
-                               field="text_config")
-    quantization = raw.get("quantization_config")
-    if isinstance(quantization, dict) and quantization.get("quant_method") not in (None, "fp8"):
-        raise UnsupportedModel(f"weights packed by {quantization.get('quant_method')!r} cannot be read; "
-                               "bf16, f16, f32 and block-scaled fp8 can", field="quantization_config")
+    quantization = quantization_of(raw)
+    method, kind = quantization.get("quant_method"), quantization.get("format")
+    if method in (None, "fp8") or (method == "compressed-tensors" and kind == "mxfp4-pack-quantized"):
+        return
+    name = repr(method) if kind is None else f"{method!r}, format {kind!r}"
+    raise UnsupportedModel(f"weights packed by {name} cannot be read; bf16, f16, f32, block-scaled fp8 and "
+                           "mxfp4-pack-quantized experts can", field="quantization_config")

@@ -13,9 +13,10 @@
 #define BLOCK_ROWS 64u              /* rows of a VQ block */
 #define WIDTH_MAX (1u << 20)        /* bounds of the format; they keep every product below 2^63 */
 #define GROUP_MAX (1u << 26)
+#define MXFP4_GROUP 32u
 
 static int is_vq(int encoding) { return encoding == WE_VQ3R || encoding == WE_VQ2R || encoding == WE_VQ4P; }
-static int has_groups(int encoding) { return encoding == WE_Q8G || encoding == WE_Q4G; }
+static int has_groups(int encoding) { return encoding == WE_Q8G || encoding == WE_Q4G || encoding == WE_MXFP4; }
 static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 static uint64_t blocks_of(uint64_t n, uint64_t size) { return (n + size - 1) / size; }
 
@@ -41,6 +42,7 @@ static const char *geometry_fault(const we_record_layout *l, uint32_t width, uin
     if (has_groups(l->encoding)) {
         if (l->group < 1 || l->group > GROUP_MAX) return "group must be 1 to 2^26";
         if (l->encoding == WE_Q4G && l->group % 2) return "group must be even with two codes in a byte";
+        if (l->encoding == WE_MXFP4 && l->group != MXFP4_GROUP) return "MXFP4 has groups of 32";
         return NULL;
     }
     return l->encoding == WE_F32 || l->encoding == WE_BF16 ? NULL : "not an encoding of experts";
@@ -52,7 +54,8 @@ static uint64_t row_bytes(const we_record_layout *l, uint64_t cols)
     case WE_F32:  return 4 * cols;
     case WE_BF16: return 2 * cols;
     case WE_Q8G:  return round_up(cols, l->group);
-    case WE_Q4G:  return round_up(cols, l->group) / 2;
+    case WE_Q4G:
+    case WE_MXFP4: return round_up(cols, l->group) / 2;
     default:      return 0;
     }
 }
@@ -67,7 +70,8 @@ static uint64_t payload_bytes(const we_record_layout *l, int m)
 static uint64_t scale_bytes(const we_record_layout *l, int m)
 {
     if (is_vq(l->encoding)) return 2 * (uint64_t)l->rows[m];
-    return has_groups(l->encoding) ? 2 * l->rows[m] * blocks_of(l->cols[m], l->group) : 0;
+    if (!has_groups(l->encoding)) return 0;
+    return (l->encoding == WE_MXFP4 ? 1 : 2) * l->rows[m] * blocks_of(l->cols[m], l->group);
 }
 
 we_status we_record_layout_init(we_record_layout *l, uint32_t width, uint32_t inter, we_fault *fault)
@@ -185,11 +189,29 @@ static int finite_32(const uint32_t *x, size_t n)
     return !bad;
 }
 
+/* Codes 6 and 7 (4 and 6) pass the range of f32 under the scale 253, and 4 and 5 (2 and 3) under 254; 255 is NaN. */
+static int finite_mxfp4(const we_matrix *m)
+{
+    const size_t n_groups = (size_t)blocks_of(m->cols, MXFP4_GROUP);
+    const uint8_t *scales = (const uint8_t *)m->scales;
+    for (size_t r = 0; r < m->rows; r++)
+        for (size_t g = 0; g < n_groups; g++) {
+            const unsigned scale = scales[r * n_groups + g];
+            if (scale < 253) continue;
+            const uint8_t *codes = (const uint8_t *)m->payload + r * m->row_bytes + g * (MXFP4_GROUP / 2);
+            const unsigned least = scale == 253 ? 6 : scale == 254 ? 4 : 0;
+            for (size_t i = 0; i < MXFP4_GROUP / 2; i++)
+                if ((codes[i] & 7u) >= least || (codes[i] >> 4 & 7u) >= least) return 0;
+        }
+    return 1;
+}
+
 int we_matrix_is_finite(const we_matrix *m)
 {
     const size_t n = (size_t)m->rows * m->cols;
     if (m->encoding == WE_F32) return finite_32(m->payload, n);
     if (m->encoding == WE_BF16) return finite_16(m->payload, n, 0x7f80);
+    if (m->encoding == WE_MXFP4) return finite_mxfp4(m);
     return finite_16(m->scales, is_vq(m->encoding) ? m->rows : m->rows * (size_t)blocks_of(m->cols, m->group), 0x7c00);
 }
 

@@ -40,7 +40,7 @@ class Encoding(IntEnum):
     VQ2R = 5
     Q3G = 7
     VQ4P = 8
-    MXFP4 = 9                   # products only: no container has it yet
+    MXFP4 = 9                   # experts only
 
     @property
     def is_vq(self) -> bool:
@@ -49,7 +49,8 @@ class Encoding(IntEnum):
 
 TRUNK_ENCODINGS = (frozenset({Encoding.F32, Encoding.Q8G, Encoding.Q4G, Encoding.Q3G}),
                    frozenset({Encoding.F32, Encoding.BF16, Encoding.Q8G, Encoding.Q4G, Encoding.Q3G}))
-OWN_RECORDS = (Encoding.F32, Encoding.BF16, Encoding.Q8G, Encoding.Q4G)
+OWN_RECORDS = (Encoding.F32, Encoding.BF16, Encoding.Q8G, Encoding.Q4G, Encoding.MXFP4)
+MXFP4_GROUP = 32
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class ExpertFormat:
     """How the experts of a container are encoded."""
 
     encoding: Encoding
-    group: int = 128            # Q8G, Q4G
+    group: int = 128            # Q8G, Q4G, MXFP4
     stages: int = 3             # VQ from here on
     vec_dim: int = 8
     entries: int = 256
@@ -241,6 +242,8 @@ def _expert_format(top: Fields, version: int) -> ExpertFormat:
     if encoding in OWN_RECORDS:
         if version == 0:
             raise q.bad("fmt", f"is {name}, which format_version 0 does not have")
+        if encoding == Encoding.MXFP4:
+            return ExpertFormat(encoding, group=q.integer("group", MXFP4_GROUP, MXFP4_GROUP, MXFP4_GROUP))
         group = q.integer("group", 128, 1, DIM_MAX)
         if encoding == Encoding.Q4G and group % 2:
             raise q.bad("group", f"is {group}: odd, with two codes in a byte")
