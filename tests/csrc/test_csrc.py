@@ -16,12 +16,13 @@ PROGRAMS = {                            # program: what it is linked with
     "test_record": ["record.c"],
     "test_cache": ["cache.c", "record.c"],
     "test_platform": ["platform_posix.c"],
+    "test_governor": ["governor.c", "platform_watch_posix.c"],
 }
 ALLOC = ["-Dmalloc=test_malloc", "-Dcalloc=test_calloc", "-Drealloc=test_realloc"]       # see alloc.h
 ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 THREAD = ["-fsanitize=thread"]
 RUNS = [(program, compiler, sanitizer) for compiler in ("gcc", "clang") for program in PROGRAMS
-        for sanitizer in ("address", "thread") if sanitizer == "address" or program == "test_pool"]
+        for sanitizer in ("address", "thread") if sanitizer == "address" or program in ("test_pool", "test_governor")]
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the programs use POSIX")
 

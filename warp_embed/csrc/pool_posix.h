@@ -1,4 +1,4 @@
-/* Mutex, condition and thread for pool.c, on pthreads. */
+/* Mutex, condition and thread for pool.c and governor.c, on pthreads. */
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -16,11 +16,11 @@ static void os_mutex_destroy(os_mutex *m) { pthread_mutex_destroy(m); }
 static void os_lock(os_mutex *m) { pthread_mutex_lock(m); }
 static void os_unlock(os_mutex *m) { pthread_mutex_unlock(m); }
 
-static int os_cond_init(os_cond *c) { return pthread_cond_init(c, NULL); }
-static void os_cond_destroy(os_cond *c) { pthread_cond_destroy(c); }
-static void os_wait(os_cond *c, os_mutex *m) { pthread_cond_wait(c, m); }
-static void os_signal(os_cond *c) { pthread_cond_signal(c); }
-static void os_broadcast(os_cond *c) { pthread_cond_broadcast(c); }
+static inline int os_cond_init(os_cond *c) { return pthread_cond_init(c, NULL); }
+static inline void os_cond_destroy(os_cond *c) { pthread_cond_destroy(c); }
+static inline void os_wait(os_cond *c, os_mutex *m) { pthread_cond_wait(c, m); }
+static inline void os_signal(os_cond *c) { pthread_cond_signal(c); }
+static inline void os_broadcast(os_cond *c) { pthread_cond_broadcast(c); }
 
 /* The host's signal handlers must run in the host's threads: everything is blocked in ours, before it starts. */
 static int os_start(os_thread *thread, os_entry *entry, void *arg)
@@ -40,3 +40,5 @@ static int os_start(os_thread *thread, os_entry *entry, void *arg)
 
 static void os_join(os_thread thread) { pthread_join(thread, NULL); }
 static inline void os_yield(void) { sched_yield(); }
+static inline void os_detach(os_thread thread) { pthread_detach(thread); }
+static inline int os_is_self(os_thread thread) { return pthread_equal(thread, pthread_self()); }

@@ -1,4 +1,5 @@
-/* Mutex, condition and thread for pool.c, on Win32. Condition variables and slim locks need no destruction. */
+/* Mutex, condition and thread for pool.c and governor.c, on Win32. Condition variables and slim locks
+ * need no destruction. */
 #include <process.h>
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
@@ -17,11 +18,11 @@ static void os_mutex_destroy(os_mutex *m) { (void)m; }
 static void os_lock(os_mutex *m) { AcquireSRWLockExclusive(m); }
 static void os_unlock(os_mutex *m) { ReleaseSRWLockExclusive(m); }
 
-static int os_cond_init(os_cond *c) { InitializeConditionVariable(c); return 0; }
-static void os_cond_destroy(os_cond *c) { (void)c; }
-static void os_wait(os_cond *c, os_mutex *m) { SleepConditionVariableSRW(c, m, INFINITE, 0); }
-static void os_signal(os_cond *c) { WakeConditionVariable(c); }
-static void os_broadcast(os_cond *c) { WakeAllConditionVariable(c); }
+static inline int os_cond_init(os_cond *c) { InitializeConditionVariable(c); return 0; }
+static inline void os_cond_destroy(os_cond *c) { (void)c; }
+static inline void os_wait(os_cond *c, os_mutex *m) { SleepConditionVariableSRW(c, m, INFINITE, 0); }
+static inline void os_signal(os_cond *c) { WakeConditionVariable(c); }
+static inline void os_broadcast(os_cond *c) { WakeAllConditionVariable(c); }
 
 static int os_start(os_thread *thread, os_entry *entry, void *arg)
 {
@@ -37,3 +38,5 @@ static void os_join(os_thread thread)
 }
 
 static inline void os_yield(void) { SwitchToThread(); }
+static inline void os_detach(os_thread thread) { CloseHandle(thread); }
+static inline int os_is_self(os_thread thread) { return GetThreadId(thread) == GetCurrentThreadId(); }
