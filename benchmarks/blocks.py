@@ -3,6 +3,7 @@ import ctypes
 
 import numpy as np
 
+from benchmarks.limits import written
 from benchmarks.native import call, library
 from benchmarks.timing import Case
 from warp_embed import _kernels
@@ -48,7 +49,7 @@ def kda_step(options, model, tokens=1, dk=128, dv=128):
     layers = max(1, options.memory_bytes // (8 * heads * dk * dv))
     inputs, out = KdaInputs(1, heads, dk, dv), []
     for level, table in levels(options):
-        states = np.full((layers, 2, heads, dk, dv), 0.01, np.float32)     # zeros would not be memory yet
+        states = written(8 * layers * heads * dk * dv, 0.01)
 
         def part(h0, h1, table=table, states=states):
             def run(first, repeats):
@@ -68,7 +69,7 @@ def kda_prefill(options, model, tokens, dk=128, dv=128):
     heads = HEADS[model]
     inputs, out = KdaInputs(tokens, heads, dk, dv), []
     for level, table in levels(options):
-        states = np.full((1, 2, heads, dk, dv), 0.01, np.float32)
+        states = written(8 * heads * dk * dv, 0.01)
         labels = {"shape": f"{model} {heads} heads", "tokens": tokens, "level": level, "threads": 1}
 
         def whole(first, repeats, table=table, states=states):

@@ -1,13 +1,22 @@
 """Cases that measure the machine itself, to be timed among those of the kernels."""
 import functools
 import os
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.native import call
 from benchmarks.timing import Case, measure, median
 
-READ_BYTES = 256 << 20          # several times the last cache of the machines that people own
+
+def beyond_caches(folder="/sys/devices/system/cpu/cpu0/cache"):
+    """Memory to pass over so that no cache holds it: four times the last cache, 256 MiB to 1 GiB."""
+    sizes = [path.read_text().strip() for path in Path(folder).glob("index*/size")]
+    largest = max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=0)
+    return min(max(4 * largest, 256 << 20), 1 << 30)
+
+
+READ_BYTES = beyond_caches()
 ROUNDS = 1 << 14
 
 # level: (limit of float multiply-adds, limit of 16-bit integer multiply-adds)
@@ -30,12 +39,17 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@functools.cache
-def memory(nbytes):
-    """A block of memory that was written, 64-byte aligned."""
-    block = np.full(nbytes // 4 + 16, 1.5, np.float32)
+def written(nbytes, value):
+    """Floats in memory that is there (zeros would not be yet), 64-byte aligned."""
+    block = np.full(nbytes // 4 + 16, value, np.float32)
     skip = -block.ctypes.data % 64 // 4
     return block[skip:skip + nbytes // 4]
+
+
+@functools.cache
+def memory(nbytes):
+    """What reading and copying pass over."""
+    return written(nbytes, 1.5)
 
 
 def read_case(threads, streams, nbytes):

@@ -54,7 +54,7 @@ void loop_quantize(const we_kernels *K, const we_acts *a, size_t n, size_t cols,
 }
 
 /* n tokens of heads [h0, h1) of one layer after another. states [layers][2][heads][dk][dv]: a pass reads one half
- * and writes the other; layer l is at parity l's turn. The rest is [n][heads][...], shared by all layers. */
+ * and writes the other, past the caches if there is more than one layer; layer l is at parity l's turn. The rest is [n][heads][...], shared by all layers. */
 void loop_kda(const we_kernels *K, float *states, size_t layers, size_t first, size_t repeats, const float *q,
               const float *k, const float *v, const float *decay, const float *beta, float *o, size_t n,
               size_t heads, size_t h0, size_t h1, size_t dk, size_t dv)
@@ -68,7 +68,7 @@ void loop_kda(const we_kernels *K, float *states, size_t layers, size_t first, s
                 .S_in = layer + parity * half + h * dk * dv, .S_out = layer + (1 - parity) * half + h * dk * dv,
                 .q = q + h * dk, .k = k + h * dk, .v = v + h * dv, .decay = decay + h * dk, .beta = beta + h,
                 .o = o + h * dv, .n = n, .dk = dk, .dv = dv, .qk_stride = heads * dk, .v_stride = heads * dv,
-                .beta_stride = heads};
+                .beta_stride = heads, .stream = layers > 1};
             K->kda(&a);
         }
     }

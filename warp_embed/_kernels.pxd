@@ -74,6 +74,7 @@ cdef extern from "warp_embed/kernels.h" nogil:
         size_t qk_stride
         size_t v_stride
         size_t beta_stride
+        int stream
 
     ctypedef enum we_kv:
         WE_KV_F32

@@ -399,7 +399,7 @@ def decay_bounded(f, dt_bias, float rate, float lower):
     we_kernels_active().decay_bounded(floats(f), floats(f), floats(dt_bias), rate, lower, f.size)
     return f
 
-def kda(S, q, k, v, decay, beta):
+def kda(S, q, k, v, decay, beta, bint stream=False):
     """One head over n tokens: S [dk][dv], q k decay [n][dk], v [n][dv], beta [n]; returns (S after, o [n][dv])."""
     S, q, v = _f32(S, 2, "S"), _f32(q, 2, "q"), _f32(v, 2, "v")
     n, dk, dv = q.shape[0], S.shape[0], S.shape[1]
@@ -409,7 +409,7 @@ def kda(S, q, k, v, decay, beta):
     cdef we_kda_args a
     a.S_in, a.S_out, a.q, a.k = floats(S), floats(after), floats(q), floats(k)
     a.v, a.decay, a.beta, a.o = floats(v), floats(decay), floats(beta), floats(o)
-    a.n, a.dk, a.dv, a.qk_stride, a.v_stride, a.beta_stride = n, dk, dv, dk, dv, 1
+    a.n, a.dk, a.dv, a.qk_stride, a.v_stride, a.beta_stride, a.stream = n, dk, dv, dk, dv, 1, stream
     we_kernels_active().kda(&a)
     return after, o
 

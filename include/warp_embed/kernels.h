@@ -81,6 +81,7 @@ typedef struct we_kda_args {
     const float *beta;              /* [n][beta_stride], in [0, 1]                 */
     float       *o;                 /* [n][v_stride]; may not overlap v            */
     size_t       n, dk, dv, qk_stride, v_stride, beta_stride;
+    int          stream;            /* with n = 1, S_out may be written past the caches: they do not hold the state */
 } we_kda_args;
 
 typedef enum we_kv { WE_KV_F32, WE_KV_F16, WE_KV_Q8 } we_kv;    /* storage of the MLA latents */

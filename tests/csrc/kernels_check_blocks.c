@@ -162,8 +162,9 @@ static void kda(size_t n, size_t dk, size_t dv, int harsh)
     static const size_t cuts[][4] = {{1, 1, 1, 1}, {5, 1, 7, 90}, {2, 90, 0, 0}, {3, 0, 4, 5}};
     for (size_t c = 0; c < 4; c++) {                    /* in pieces, also in place */
         we_kda_args part = a;
-        float *state = copy_at(a.S_in, 4 * dk * dv, 4), *other = floats(dk * dv);
+        float *state = copy_at(a.S_in, 4 * dk * dv, c < 2 ? 4 : 0), *other = copy_at(a.S_in, 4 * dk * dv, c < 2 ? 8 : 0);
         part.S_in = state;
+        part.stream = c != 1;
         part.o = floats(n * a.v_stride);
         for (size_t t = 0, i = 0; t < n; i++) {
             part.n = cuts[c][i % 4] < n - t ? cuts[c][i % 4] : n - t;

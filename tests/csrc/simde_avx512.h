@@ -28,6 +28,7 @@ LOADER(load_some_8_512, __m512i, 1)
 LOADER(load_some_32_512, __m512i, 4)
 LOADER(load_some_ps_512, __m512, 4)
 
+static inline void store_whole_ps(void *p, __m512 x) { memcpy(__builtin_assume_aligned(p, 64), &x, 64); }
 static inline void store_some_ps(void *p, unsigned long long mask, __m512 x) { some_elements(p, &x, mask, 16, 4); }
 
 #define HALVES(name, to, from, part, convert)                                                       \
@@ -72,6 +73,8 @@ static inline __m512 scale_by_powers(__m512 x, __m512 n)
 #define _mm512_maskz_loadu_epi32 load_some_32_512
 #define _mm512_maskz_loadu_ps load_some_ps_512
 #define _mm512_mask_storeu_ps store_some_ps
+#undef _mm512_stream_ps
+#define _mm512_stream_ps store_whole_ps
 #define _mm512_cvtepi32_ps convert_epi32_ps
 #define _mm512_cvtepu8_epi16 convert_epu8_epi16
 #define _mm512_cvtepu8_epi32 convert_epu8_epi32

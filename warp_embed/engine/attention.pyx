@@ -47,6 +47,7 @@ cdef void kda_heads(void *arg, size_t begin, size_t end, unsigned worker) noexce
         kda.o = s.o + h * D
         kda.n, kda.dk, kda.dv = p.n, D, D
         kda.qk_stride, kda.v_stride, kda.beta_stride = C, C, p.c.H
+        kda.stream = p.c.stream_state
         K.kda(&kda)
         for t in range(p.n):
             K.rms_norm_gated(s.o + t * C + h * D, s.o + t * C + h * D, w.o_norm, s.gate + t * C + h * D, p.c.eps, D)

@@ -26,6 +26,7 @@ cdef enum:
     ALIGN = 64                  # a cache line, and the widest vector
     GROUP = 128                 # the largest group of integers: rows of integers are padded to it
     SMALLEST_GROUP = 32
+    LARGE_STATE = 4 << 20       # bytes of S: nothing of it is in the caches any more when the next token comes
 
 KV_KINDS = {"f32": WE_KV_F32, "f16": WE_KV_F16, "q8": WE_KV_Q8}
 
@@ -71,6 +72,7 @@ cdef int fill_config(Config *c, config, size_t context, size_t chunk, size_t thr
     c.n_layers, c.hidden, c.vocab, c.eps = config.n_layers, config.hidden, config.vocab, config.eps
     c.H, c.D, c.C, c.K = config.kda_heads, config.kda_dim, config.kda_heads * config.kda_dim, config.conv
     c.decay_lower = config.decay_lower
+    c.stream_state = 4 * len(config.kda_layers) * c.H * c.D * c.D > LARGE_STATE
     c.nh, c.r, c.nope, c.rope, c.v = config.heads, config.kv_lora, config.nope, config.rope, config.v_head
     c.mla_scale = (config.nope + config.rope) ** -0.5 if config.nope + config.rope else 0
     c.kv = KV_KINDS[kv]

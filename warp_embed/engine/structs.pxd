@@ -13,6 +13,7 @@ cdef struct Config:
     float eps
     size_t H, D, C, K                   # KDA
     float decay_lower                   # bounded decay gate; 0: softplus gate
+    bint stream_state                   # S is larger than caches: one token writes it past them
     size_t nh, r, nope, rope, v         # MLA
     float mla_scale                     # (nope + rope)^-0.5
     we_kv kv

@@ -80,16 +80,90 @@ EXPANDED void kda_finish(const we_kda_args *a, size_t j, size_t n_cols, const kd
 EXPANDED void kda_columns(const we_kda_args *a, size_t j, size_t n_cols, const size_t n_vecs)
 {
     kda_update update = {0}, before = {0};
-    if (a->n == 1) {
-        kda_sweep(a, 0, j, n_cols, &update, n_vecs, 0, 0);
-        kda_finish(a, j, n_cols, &before, &update, n_vecs, 0);
-        return;
-    }
     kda_sweep(a, 0, j, n_cols, &update, n_vecs, 0, 1);
     for (size_t t = 1; t + 1 < a->n; t++) kda_sweep(a, t, j, n_cols, &update, n_vecs, 1, 1);
     before = update;
     kda_sweep(a, a->n - 1, j, n_cols, &update, n_vecs, 1, 0);
     kda_finish(a, j, n_cols, &before, &update, n_vecs, 1);
+}
+
+/* ---- one token: the same operations, whole rows at a time, so that memory is read in its order ---- */
+
+enum { STEP_COLUMNS = 256, STEP_ROWS = 4, STEP_AHEAD = 4096 };
+
+/* Vector c of step_sums, n columns of it. */
+EXPANDED void step_sums_vector(const float *S, size_t dv, size_t n, const __m256 decay[STEP_ROWS],
+                               const __m256 k[STEP_ROWS], const __m256 q[STEP_ROWS], float *sk, float *sq,
+                               const size_t n_rows)
+{
+    __m256 k_sum = _mm256_loadu_ps(sk), q_sum = _mm256_loadu_ps(sq);
+    WE_UNROLL
+    for (size_t r = 0; r < n_rows; r++) {
+        _mm_prefetch((const char *)(S + r * dv) + STEP_AHEAD, _MM_HINT_T0);
+        const __m256 row = _mm256_mul_ps(load_some(S + r * dv, n), decay[r]);
+        k_sum = _mm256_fmadd_ps(k[r], row, k_sum);
+        q_sum = _mm256_fmadd_ps(q[r], row, q_sum);
+    }
+    _mm256_storeu_ps(sk, k_sum);
+    _mm256_storeu_ps(sq, q_sum);
+}
+
+/* sk += S^T k, sq += S^T q over n_rows rows from i on, columns [j, j + n_cols); n_rows is a constant. */
+EXPANDED void step_sums(const we_kda_args *a, size_t i, size_t j, size_t n_cols, float *sk, float *sq,
+                        const size_t n_rows)
+{
+    const float *S = a->S_in + i * a->dv + j;
+    const size_t dv = a->dv;
+    __m256 decay[STEP_ROWS], k[STEP_ROWS], q[STEP_ROWS];
+    WE_UNROLL
+    for (size_t r = 0; r < n_rows; r++) {
+        decay[r] = _mm256_set1_ps(a->decay[i + r]);
+        k[r] = _mm256_set1_ps(a->k[i + r]);
+        q[r] = _mm256_set1_ps(a->q[i + r]);
+    }
+    size_t c = 0;
+    for (; c + 8 <= n_cols; c += 8) step_sums_vector(S + c, dv, 8, decay, k, q, sk + c, sq + c, n_rows);
+    if (c < n_cols) step_sums_vector(S + c, dv, n_cols - c, decay, k, q, sk + c, sq + c, n_rows);
+}
+
+/* S_out = diag(decay) S_in + k d^T. */
+EXPANDED void step_update(const we_kda_args *a, size_t j, size_t n_cols, const float *d, const int stream)
+{
+    for (size_t i = 0; i < a->dk; i++) {
+        const float *S = a->S_in + i * a->dv + j;
+        float *to = a->S_out + i * a->dv + j;
+        const __m256 decay = _mm256_set1_ps(a->decay[i]), k = _mm256_set1_ps(a->k[i]);
+        size_t c = 0;
+        for (; c + 8 <= n_cols; c += 8) {
+            const __m256 s = _mm256_fmadd_ps(k, _mm256_loadu_ps(d + c), _mm256_mul_ps(_mm256_loadu_ps(S + c), decay));
+            if (stream) _mm256_stream_ps(to + c, s);
+            else _mm256_storeu_ps(to + c, s);
+        }
+        if (c == n_cols) continue;
+        const __m256 row = _mm256_mul_ps(load_some(S + c, n_cols - c), decay);
+        store_some(to + c, _mm256_fmadd_ps(k, _mm256_loadu_ps(d + c), row), n_cols - c);
+    }
+}
+
+static void kda_step(const we_kda_args *a, size_t j, size_t n_cols)
+{
+    float sk[STEP_COLUMNS] = {0}, sq[STEP_COLUMNS] = {0};
+    size_t i = 0;
+    for (; i + STEP_ROWS <= a->dk; i += STEP_ROWS) step_sums(a, i, j, n_cols, sk, sq, STEP_ROWS);
+    for (; i < a->dk; i++) step_sums(a, i, j, n_cols, sk, sq, 1);
+    const __m256 beta = _mm256_set1_ps(a->beta[0]), kq = _mm256_set1_ps(dot(a->k, a->q, a->dk));
+    for (size_t c = 0; c < n_cols; c += 8) {
+        const size_t n = n_cols - c;
+        const __m256 d = _mm256_mul_ps(beta, _mm256_sub_ps(load_some(a->v + j + c, n), _mm256_loadu_ps(sk + c)));
+        store_some(a->o + j + c, _mm256_fmadd_ps(kq, d, _mm256_loadu_ps(sq + c)), n);
+        _mm256_storeu_ps(sk + c, d);
+    }
+    if (a->stream && n_cols % 8 == 0 && a->dv % 8 == 0 && (uintptr_t)(a->S_out + j) % 32 == 0) {
+        step_update(a, j, n_cols, sk, 1);
+        _mm_sfence();                           /* another thread may read the state after this call */
+    } else {
+        step_update(a, j, n_cols, sk, 0);
+    }
 }
 
 void we_avx2_kda(const we_kda_args *a)
@@ -100,6 +174,7 @@ void we_avx2_kda(const we_kda_args *a)
         we_ref_kda(a);
         return;
     }
+    for (; a->n == 1 && j < a->dv; j += STEP_COLUMNS) kda_step(a, j, we_min(STEP_COLUMNS, a->dv - j));
     for (; j + BLOCK <= a->dv; j += BLOCK) kda_columns(a, j, BLOCK, KDA_VECTORS);
     for (; j < a->dv; j += 8) kda_columns(a, j, we_min(8, a->dv - j), 1);
 }

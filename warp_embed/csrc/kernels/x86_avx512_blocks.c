@@ -67,7 +67,7 @@ EXPANDED void kda_sweep(const we_kda_args *a, size_t t, size_t j, size_t n_cols,
 
 /* The state after the last token; `before` is the update that token met, `last` the one it leaves. */
 EXPANDED void kda_finish(const we_kda_args *a, size_t j, size_t n_cols, const kda_update *before,
-                              const kda_update *last, const size_t n_vecs, const int has_update)
+                              const kda_update *last, const size_t n_vecs, const int has_update, const int stream)
 {
     const float *decay = a->decay + (a->n - 1) * a->qk_stride;
     const float *S = (has_update ? a->S_out : a->S_in) + j;
@@ -78,7 +78,8 @@ EXPANDED void kda_finish(const we_kda_args *a, size_t j, size_t n_cols, const kd
         for (size_t v = 0; v < n_vecs; v++) {
             float *to = a->S_out + i * a->dv + j + 16 * v;
             const __m512 s = _mm512_fmadd_ps(_mm512_set1_ps(last->k[i]), last->d[v], row[v]);
-            store_some(to, s, n_cols - 16 * v);
+            if (stream) _mm512_stream_ps(to, s);
+            else store_some(to, s, n_cols - 16 * v);
         }
     }
 }
@@ -89,14 +90,19 @@ EXPANDED void kda_columns(const we_kda_args *a, size_t j, size_t n_cols, const s
     kda_update update = {0}, before = {0};
     if (a->n == 1) {
         kda_sweep(a, 0, j, n_cols, &update, n_vecs, 0, 0);
-        kda_finish(a, j, n_cols, &before, &update, n_vecs, 0);
+        if (a->stream && n_cols == 16 * n_vecs && a->dv % 16 == 0 && (uintptr_t)(a->S_out + j) % 64 == 0) {
+            kda_finish(a, j, n_cols, &before, &update, n_vecs, 0, 1);
+            _mm_sfence();                       /* another thread may read the state after this call */
+        } else {
+            kda_finish(a, j, n_cols, &before, &update, n_vecs, 0, 0);
+        }
         return;
     }
     kda_sweep(a, 0, j, n_cols, &update, n_vecs, 0, 1);
     for (size_t t = 1; t + 1 < a->n; t++) kda_sweep(a, t, j, n_cols, &update, n_vecs, 1, 1);
     before = update;
     kda_sweep(a, a->n - 1, j, n_cols, &update, n_vecs, 1, 0);
-    kda_finish(a, j, n_cols, &before, &update, n_vecs, 1);
+    kda_finish(a, j, n_cols, &before, &update, n_vecs, 1, 0);
 }
 
 void we_avx512_kda(const we_kda_args *a)
