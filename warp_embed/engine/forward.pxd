@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t
 from warp_embed._kernels cimport we_pool, we_status
 from warp_embed._experts cimport ExpertStore
 from warp_embed._store cimport Pages, Trunk
+from warp_embed.engine.ids cimport Ids
 from warp_embed.engine.structs cimport Config, Linear, Pass, Scratch, StateParts, Weights
 
 
@@ -26,7 +27,7 @@ cdef class State:
     cdef Pages arena                    # both halves
     cdef int parity                     # the half that is committed
     cdef readonly size_t position       # tokens committed
-    cdef readonly list tokens           # their ids; changed together with position, so that nothing comes between
+    cdef readonly Ids tokens            # their ids; changed together with position, so that nothing comes between
     cdef readonly size_t context        # most tokens it can hold
     cdef readonly size_t paused_layer   # layer, and expert in it, at which a token waits; 0 and 0: none waits
     cdef readonly size_t paused_expert

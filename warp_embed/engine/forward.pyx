@@ -16,6 +16,7 @@ from warp_embed._experts cimport ExpertStore, store_api, we_cache_stats
 from warp_embed._store cimport Pages, Trunk, raise_fault
 from warp_embed.engine.attention cimport kda_layer, mla_layer
 from warp_embed.engine.experts cimport dense_layer, moe_layer
+from warp_embed.engine.ids cimport Ids
 from warp_embed.engine.layout cimport carve_scratch, carve_state, carve_weights, fill_config, free_blocks, reserve_blocks
 from warp_embed.engine.layout cimport share_blocks
 from warp_embed.engine.linear cimport for_each, product, set_acts
@@ -259,7 +260,7 @@ cdef class State:
         cdef Config *c = &engine.c
         self.engine = engine
         self.context = c.context
-        self.tokens = []
+        self.tokens = Ids(c.context)
         self.arena = Pages(carve_state(c, config, NULL, NULL))
         carve_state(c, config, &self.parts, <char *>self.arena.data)
 
@@ -319,13 +320,11 @@ cdef class State:
         cdef we_status status
         cdef size_t layer = 0, expert = 0, n = ids.shape[0], rows = 0 if logits is None else logits.shape[0]
         cdef float *out = &logits[0, 0] if rows > 0 else NULL
-        cdef list tokens
         if e.pool == NULL:
             raise SessionClosed("the model was closed; open it again")
         self.check(ids, logits, budget_s)
         if n == 1 and ids[0] == self.paused_id:
             layer, expert = self.paused_layer, self.paused_expert
-        tokens = np.asarray(ids).tolist()
         reserve_blocks(&e.c, &e.w, self.parts.layers, self.position, self.position + n)
         e.start(&p)
         p.n, p.position, p.parity = n, self.position, self.parity
@@ -349,7 +348,7 @@ cdef class State:
             self.paused_layer, self.paused_expert, self.paused_id = layer, expert, ids[0]
             return False
         if status == WE_OK:
-            self.tokens.extend(tokens)
+            self.tokens.append(&ids[0], n)
             self.position += n
             self.parity = 1 - self.parity
             return True
@@ -402,7 +401,7 @@ cdef class State:
         cdef State child = State(self.engine, config)
         share_blocks(&self.engine.c, child.parts.layers, self.parts.layers, self.position)
         child.set_half(self.half())
-        child.tokens.extend(self.tokens)
+        child.tokens.append(self.tokens.data, self.tokens.n)
         child.position = self.position
         return child
 
@@ -411,7 +410,7 @@ cdef class State:
         if position > self.position or <size_t>half.shape[0] != self.parts.half_floats:
             raise ValueError(f"position {position} is not behind {self.position}, or the half has another shape")
         self.set_half(half)
-        del self.tokens[position:]
+        self.tokens.cut(position)
         self.position = position
         self.drop()
 
@@ -448,10 +447,10 @@ cdef class State:
                     memcpy(&out[t, 0], latent(&self.parts.layers[layer], t, row), row)
         return result
 
-    def load(self, list tokens not None, const float[::1] half not None, dict latents not None):
+    def load(self, const int32_t[::1] tokens not None, const float[::1] half not None, dict latents not None):
         """Become the state that arena_half and latent_bytes {layer: array} describe; only for a new State."""
         cdef Config *c = &self.engine.c
-        cdef size_t row = we_latent_bytes(c.r, c.rope, c.kv), layer, t, position = len(tokens)
+        cdef size_t row = we_latent_bytes(c.r, c.rope, c.kv), layer, t, position = tokens.shape[0]
         cdef const unsigned char[:, ::1] rows
         if <size_t>half.shape[0] != self.parts.half_floats or not 0 < position <= self.context:
             raise ValueError("the state has another shape")
@@ -466,7 +465,7 @@ cdef class State:
                 for t in range(position):
                     memcpy(latent(&self.parts.layers[layer], t, row), &rows[t, 0], row)
         self.set_half(half)
-        self.tokens.extend(tokens)
+        self.tokens.append(&tokens[0], position)
         self.position = position
 
     def kda_state(self, size_t layer):

@@ -385,7 +385,7 @@ def state_bytes(config, context, kv):
     cdef size_t mla = config.n_layers - len(config.kda_layers), tiles
     fill_config(&c, config, context, 1, 1, kv)
     tiles = (c.context + WE_LATENT_TILE - 1) // WE_LATENT_TILE
-    return (carve_state(&c, config, NULL, NULL) + 8 * c.context
+    return (carve_state(&c, config, NULL, NULL) + sizeof(int32_t) * c.context
             + mla * tiles * (WE_LATENT_TILE * we_latent_bytes(c.r, c.rope, c.kv) + sizeof(void *)))
 
 

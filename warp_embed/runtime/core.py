@@ -42,7 +42,7 @@ class SessionCore:
     def __init__(self, model: Model, state: State) -> None:
         self.model = model
         self._state: State | None = state
-        self._tokens = state.tokens                 # the state's own list: it changes with the position, in one step
+        self._tokens = state.tokens                 # the state's own: they change with the position, in one step
         self._logits: np.ndarray | None = None      # of the last token, when they are known
         self._rows = [np.empty((1, model.config.vocab), np.float32) for _ in range(2)]
         self._seed = secrets.randbits(63)
@@ -82,7 +82,7 @@ class SessionCore:
         with self._turn:
             try:
                 as_ids(saved.tokens, self.model.config.vocab)
-                self._opened().load(saved.tokens.tolist(), saved.arena, saved.latents)
+                self._opened().load(np.ascontiguousarray(saved.tokens, np.int32), saved.arena, saved.latents)
             except (ValueError, KeyError) as error:
                 raise StateError(f"the saved state does not fit this model: {error}", field="arena") from None
             self._seed = saved.seed
@@ -122,7 +122,7 @@ class SessionCore:
         start = self._checkpoints.newest(position)
         at = 0 if start is None else start.position
         half = np.zeros_like(state.arena_half()) if start is None else start.half
-        again = np.array(self._tokens[at:position], np.int32)
+        again = self._tokens.array(at, position)
         self._logits = self._stream = None
         self._checkpoints.forget_after(position)        # first: they are of a past that may be replaced
         state.rewind(at, half)
@@ -155,7 +155,8 @@ class SessionCore:
             if self.position == 0:
                 raise StateError("there are no logits yet: prefill a prompt, or give a token", field="position")
             logits = self._current_logits()
-            token, logprob = choose(logits, sampling, self._seed, self.position, self._tokens, allowed)
+            seen = self._tokens.array() if sampling.repetition_penalty != 1.0 else ()
+            token, logprob = choose(logits, sampling, self._seed, self.position, seen, allowed)
         elif self.position == 0:
             return Token(token, "", math.nan)
         else:

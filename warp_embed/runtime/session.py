@@ -16,7 +16,7 @@ from warp_embed.runtime import statefile
 from warp_embed.runtime.core import SessionCore
 from warp_embed.runtime.generation import GREEDY, Decoding, GenerateOptions, decode, top_n
 from warp_embed.runtime.sampling import Sampling
-from warp_embed.runtime.tokens import Token, as_id, as_ids
+from warp_embed.runtime.tokens import PIECE, Token, as_id, as_ids
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -53,7 +53,10 @@ class Session(SessionCore):
     @property
     def tokens(self) -> list[int]:
         """The ids evaluated so far (a copy); ``len(tokens) == position``."""
-        return list(self._tokens)
+        tokens: list[int] = []
+        for begin in range(0, len(self._tokens), PIECE):            # other threads run in between
+            tokens += self._tokens.array(begin, begin + PIECE).tolist()
+        return tokens
 
     @property
     def logits(self) -> Logits | None:
@@ -313,7 +316,7 @@ class Session(SessionCore):
                                   position=self.position, context=self.context, needed=len(ids))
             self._drop_pending(state)
             n = min(len(ids), self.position)
-            differs = np.flatnonzero(ids[:n] != np.array(self._tokens[:n], np.int32))
+            differs = np.flatnonzero(ids[:n] != self._tokens.array(0, n))
             common = int(differs[0]) if differs.size else n
             again = 0 if common == self.position else self._rewind(state, common)
             self._stream = None
@@ -362,7 +365,7 @@ class Session(SessionCore):
                 raise StateError("an empty session has nothing to save", field="position")
             config = self.model.config
             latents = {layer: state.latent_bytes(layer) for layer in range(config.n_layers) if not config.is_kda(layer)}
-            saved = statefile.SavedSession(np.array(self._tokens, np.int32), self._seed, state.arena_half(), latents,
+            saved = statefile.SavedSession(self._tokens.array(), self._seed, state.arena_half(), latents,
                                            note)
             statefile.write(target, saved, self.model.fingerprint, self.model.plan.kv, state.look)
 

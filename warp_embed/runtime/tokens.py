@@ -60,15 +60,23 @@ def as_id(token: int, vocab: int) -> int:
     return int(as_ids([token], vocab)[0])
 
 
+PIECE = 1 << 14         # ids that are converted at a time: other threads want the GIL in between
+
+
 def as_ids(tokens: Sequence[int] | np.ndarray, vocab: int) -> np.ndarray:
     """int32 array of checked ids. TypeError: no integers (bool and float are none). ValueError: empty, out of range."""
     if isinstance(tokens, str | bytes):
         raise TypeError("token ids are expected, not text; encode it first: model.tokenizer.encode(text)")
     if not isinstance(tokens, np.ndarray):
         tokens = list(tokens)
-        if any(isinstance(token, bool | np.bool_) for token in tokens):
+        pieces = [tokens[begin:begin + PIECE] for begin in range(0, max(1, len(tokens)), PIECE)]
+        if any({bool, np.bool_} & set(map(type, piece)) for piece in pieces):
             raise TypeError("a token id is an integer, not a bool")
-    ids = np.asarray(tokens)
+        arrays = [np.asarray(piece) for piece in pieces]
+        ids = next((array for array in arrays if array.ndim != 1), None)
+        ids = np.concatenate(arrays) if ids is None else ids
+    else:
+        ids = tokens
     if ids.ndim != 1:
         raise ValueError(f"token ids are a flat sequence, not an array of shape {ids.shape}")
     if ids.size == 0:
