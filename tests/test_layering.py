@@ -40,7 +40,7 @@ LAYER_OF = [
 ]
 # A library used in one place only, so that replacing it stays a small change: module -> files that may import it.
 HOMES = {
-    "psutil": {"warp_embed/runtime/plan"},
+    "psutil": {"warp_embed/runtime/machine"},
     "platformdirs": {"warp_embed/runtime/paths"},
     "tiktoken": {"warp_embed/runtime/tokenizer"},
     "llguidance": {"warp_embed/runtime/structured"},

@@ -24,6 +24,8 @@ def test_plan(cli, container):
     assert code == 0 and not err and "6.00 MB allowed" in out and "1 thread" in out
     code, out, _ = cli("plan", container, "--memory", "6MB", "--context", "100", "--threads", "1", "--json")
     assert json.loads(out) == warp_embed.plan(container, memory="6MB", context=100, threads=1).to_dict()
+    code, out, _ = cli("plan", container, "--memory", "6MB", "--context", "100", "--disk")
+    assert code == 0 and "found there" in out and "tokens/s" in out and "Random reads of whole experts" in out
     assert json.loads(cli("plan", container, "--memory", "8000000", "--json")[1])["limit_bytes"] == 8_000_000
 
 

@@ -1,21 +1,21 @@
-"""The arithmetic of the plan on made-up sizes and machines; the last tests use a real container."""
+"""The arithmetic of the plan on made-up sizes; the last tests use a real container."""
 import dataclasses
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 
 from warp_embed.errors import BudgetError
-from warp_embed.runtime import cgroup, plan
-from warp_embed.runtime.plan import Sizes, solve
+from warp_embed.runtime import plan
+from warp_embed.runtime.plan import solve
+from warp_embed.runtime.sizes import Sizes
 
 MIB, GIB = 1 << 20, 1 << 30
 KV_BYTES = {"f32": 4, "f16": 2, "q8": 1}
-SIZES = Sizes(path="m.waste", trunk=100 * MIB, codebooks=MIB, record=4096, n_records=2000, top_k=8, checkpoint=MIB,
+SIZES = Sizes(path="m.waste", trunk=100 * MIB, trunk_read=90 * MIB, codebooks=MIB, record=4096, n_records=2000,
+              n_experts=200, top_k=8, token_records=80, checkpoint=MIB,
               state=lambda context, kv: 4 * MIB + context * 576 * KV_BYTES[kv],
               scratch=lambda chunk, threads: chunk * 100_000 + threads * 65_536,
               cache=lambda slots: 4096 * slots + 64 * slots + 8000)
@@ -56,6 +56,14 @@ def test_a_model_without_experts_has_no_cache():
     assert p.cache_bytes == p.cache_slots == 0 and p.resident and "none needed" in str(p)
 
 
+@pytest.mark.parametrize("n_experts, top_k, chunk", [(200, 8, 512), (256, 8, 512), (896, 16, 1024), (5000, 8, 2048)])
+def test_from_disk_a_chunk_is_long_enough_to_use_each_expert_often(n_experts, top_k, chunk):
+    many = dataclasses.replace(SIZES, n_experts=n_experts, top_k=top_k, n_records=100_000_000)
+    assert solve(many, 2 * GIB, 8192, "f16", 2).chunk == chunk
+    assert solve(dataclasses.replace(many, n_records=1000), 2 * GIB, 8192, "f16", 2).chunk == 256      # resident
+    assert solve(many, 240 * MIB, 8192, "f16", 2).chunk == 256          # an eighth of the limit, for all of them
+
+
 @pytest.mark.parametrize("context, chunk", [(1, 1), (15, 15), (16, 16), (100, 100), (8192, 256)])
 def test_the_chunk_is_no_longer_than_the_context(context, chunk):
     assert solve(SIZES, GIB, context, "f16", 1).chunk == chunk
@@ -89,111 +97,11 @@ def test_a_plan_is_shown_and_goes_to_json():
     p = solve(SIZES, 200 * MIB, 8192, "f16", 1)
     text = str(p)
     assert "of 2000 experts" in text and "1 thread" in text and "210 MB allowed" in text
+    assert "grow with the conversation" in text and 0 < p.latent_bytes == 8191 * 576 * 2 < p.state_bytes
     values = json.loads(json.dumps(p.to_dict()))
     assert values["total_bytes"] == p.total_bytes and values["resident"] == p.resident and values["kv"] == "f16"
     with pytest.raises(dataclasses.FrozenInstanceError):
         p.context = 1
-
-
-# ---- what this machine allows ----
-
-def write(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(text))
-    return root
-
-
-V2 = "sys/fs/cgroup/"
-V1 = "sys/fs/cgroup/memory/"
-
-
-@pytest.mark.parametrize("files, expected", [
-    ({}, None),
-    ({"proc/self/cgroup": "0::/\n"}, None),
-    ({"proc/self/cgroup": "0::/a\n", V2 + "a/memory.max": "max\n", V2 + "a/memory.high": "max\n"}, None),
-    # the smallest over the group and its ancestors, high counting as max does
-    ({"proc/self/cgroup": "0::/a/b\n", V2 + "a/b/memory.max": 9000, V2 + "a/b/memory.current": 1000,
-      V2 + "a/memory.max": 6000, V2 + "a/memory.high": 5000, V2 + "a/memory.current": 4500}, (5000, 500)),
-    # file pages are the kernel's to drop
-    ({"proc/self/cgroup": "0::/a\n", V2 + "a/memory.max": 5000, V2 + "a/memory.current": 4500,
-      V2 + "a/memory.stat": "anon 500\ninactive_file 3000\nactive_file 500\nx\n"}, (5000, 4000)),
-    # a private namespace: the group is the root of what is visible
-    ({"proc/self/cgroup": "0::/\n", V2 + "memory.max": 7000, V2 + "memory.current": 9000}, (7000, 0)),
-    ({"proc/self/cgroup": "0::/../other\n", V2 + "memory.max": 7000, V2 + "memory.current": 0}, (7000, 7000)),
-    # the host's path in a container that mounts its own group, which has a child
-    ({"proc/self/cgroup": "0::/docker/id/child\n", V2 + "child/memory.max": 300, V2 + "memory.max": 7000}, (300, 300)),
-    # version 1, beside an unlimited version 2
-    ({"proc/self/cgroup": "4:memory:/a/b\n1:cpu:/x\n0::/\n", V1 + "a/b/memory.limit_in_bytes": 9223372036854771712,
-      V1 + "a/memory.limit_in_bytes": 8000, V1 + "a/memory.usage_in_bytes": 7000,
-      V1 + "a/memory.stat": "total_inactive_file 2000\ninactive_file 1\ntotal_active_file 0\n"}, (8000, 3000)),
-    ({"proc/self/cgroup": "4:memory:/\n", V1 + "memory.stat": "hierarchical_memory_limit 640\n"}, (640, 640)),
-    ({"proc/self/cgroup": "4:memory,hugetlb:/a\n",
-      "sys/fs/cgroup/memory,hugetlb/a/memory.limit_in_bytes": 8000}, (8000, 8000)),
-    ({"proc/self/cgroup": "nonsense\n:\n\n4:memory\n", V1 + "memory.limit_in_bytes": "junk"}, None),
-])
-def test_memory_limits_of_control_groups(tmp_path, files, expected):
-    assert cgroup.memory_limit(write(tmp_path, files)) == expected
-
-
-@pytest.mark.parametrize("files, expected", [
-    ({}, None),
-    ({"proc/self/cgroup": "0::/a\n", V2 + "a/cpu.max": "max 100000\n"}, None),
-    ({"proc/self/cgroup": "0::/a/b\n", V2 + "a/b/cpu.max": "350000 100000", V2 + "a/cpu.max": "150000 100000"}, 1.5),
-    ({"proc/self/cgroup": "3:cpu,cpuacct:/a\n", "sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us": 50000,
-      "sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us": 100000}, 0.5),
-    ({"proc/self/cgroup": "3:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": -1,
-      "sys/fs/cgroup/cpu/cpu.cfs_period_us": 100000}, None),
-    ({"proc/self/cgroup": "3:cpuset:/\n", "sys/fs/cgroup/cpuset/cpu.max": "1 1"}, None),
-])
-def test_processor_quotas(tmp_path, files, expected):
-    assert cgroup.cpu_quota(write(tmp_path, files)) == expected
-
-
-@pytest.fixture
-def machine(monkeypatch):
-    def set_up(total, available, space=None, vms=0):
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total, available=available))
-        monkeypatch.setattr(psutil, "Process",
-                            lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(vms=vms)))
-        monkeypatch.setattr(plan, "_address_space_limit", lambda: space)
-    return set_up
-
-
-@pytest.mark.parametrize("total, available, space, expected", [
-    (64 * GIB, 60 * GIB, None, 48 * GIB),               # three quarters of the capacity
-    (64 * GIB, 40 * GIB, None, 38 * GIB),               # what is free less 2 GiB
-    (8 * GIB, 4 * GIB, None, 3 * GIB),                  # less an eighth
-    (64 * GIB, GIB, None, 0),
-    (64 * GIB, 60 * GIB, 16 * GIB, 12 * GIB),
-    (64 * GIB, 60 * GIB, 5 * GIB, 3 * GIB - 5 * GIB // 8),      # 2 GiB of the address space are in use
-])
-def test_the_automatic_budget(tmp_path, machine, total, available, space, expected):
-    machine(total, available, space, vms=2 * GIB)
-    assert plan.automatic_budget(tmp_path) == expected
-
-
-def test_the_automatic_budget_stays_inside_a_control_group(tmp_path, machine):
-    machine(64 * GIB, 60 * GIB)
-    root = write(tmp_path, {"proc/self/cgroup": "0::/a\n", V2 + "a/memory.max": 512 * MIB,
-                            V2 + "a/memory.current": 128 * MIB})
-    assert plan.automatic_budget(root) == 320 * MIB     # 384 free less 64
-
-
-def test_the_real_machine_has_a_budget_and_threads():
-    assert 0 < plan.automatic_budget()
-    assert 1 <= plan.default_threads() <= os.cpu_count()
-
-
-@pytest.mark.parametrize("affinity, physical, quota, expected", [
-    (8, 4, None, 4), (2, 4, None, 2), (8, None, None, 8), (8, 8, "250000 100000", 2), (8, 8, "20000 100000", 1),
-])
-def test_the_default_number_of_threads(tmp_path, monkeypatch, affinity, physical, quota, expected):
-    monkeypatch.setattr(plan.os, "sched_getaffinity", lambda pid: set(range(affinity)), raising=False)
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical: physical)
-    files = {"proc/self/cgroup": "0::/\n", V2 + "cpu.max": quota} if quota else {}
-    assert plan.default_threads(write(tmp_path, files)) == expected
 
 
 # ---- a real container ----

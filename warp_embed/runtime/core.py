@@ -90,17 +90,21 @@ class SessionCore:
 
     def _prefill(self, state: State, ids: np.ndarray, every: np.ndarray | None = None,
                  on_progress: Callable[[int, int], object] | None = None) -> None:
-        """Evaluate ids piece by piece; a piece ends at the latest where a checkpoint is due. every: (n, vocab)."""
-        done = 0
+        """Evaluate ids piece by piece. every: (n, vocab).
+
+        A piece ends at the latest where a checkpoint is due. Pieces longer than that are for experts from disk: cutting
+        one would read its experts twice, so it is left whole and the checkpoint is taken at its end.
+        """
+        done, chunk = 0, self.model.plan.chunk
         while done < len(ids):
-            piece = ids[done:done + min(self.model.plan.chunk, INTERVAL - self.position % INTERVAL)]
+            piece = ids[done:done + (chunk if chunk > INTERVAL else min(chunk, INTERVAL - self.position % INTERVAL))]
             last = done + len(piece) == len(ids)
             out = every[done:done + len(piece)] if every is not None else self._row() if last else None
             self._logits = None
             self._advance(state, piece, out)
             self._logits = None if out is None else out[-1] if every is None else out[-1].copy()
             done += len(piece)
-            if last:
+            if last or len(piece) > INTERVAL:
                 self._try_checkpoint(state)
             if on_progress is not None:
                 on_progress(done, len(ids))

@@ -4,12 +4,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from warp_embed.errors import BudgetError
-from warp_embed.runtime import cgroup
+from warp_embed.runtime import machine
+from warp_embed.runtime.forecast import Rung, Speed, ladder, rung
 from warp_embed.runtime.paths import find_model
+from warp_embed.runtime.sizes import CHUNK_MIN, Sizes, measure
 from warp_embed.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 
 Kv = Literal["f32", "f16", "q8"]
 KV_KINDS: tuple[Kv, ...] = ("f32", "f16", "q8")     # each takes less than the one before
-CHUNK_MAX, CHUNK_MIN = 256, 16
+CHUNK_RESIDENT = 256
+# With experts on disk a chunk reads each expert at most once: it grows from 512 until an expert serves 16 tokens of it
+# on average, from where on reading one costs less than multiplying it.
+CHUNK_STREAM, CHUNK_STREAM_MAX, TOKENS_PER_EXPERT = 512, 2048, 16
 CHECKPOINTS_MAX = 16
 CHECKPOINT_SHARE = 8            # checkpoints take at most this part of what is left above the floor
 CONTEXT_LIMIT = 1 << 31
-THREADS_MAX = 1024
-FLOOR_THREADS = 8               # the floor is enough for so many threads
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,15 @@ class MemoryPlan:
         What was asked for, or what is free with memory="auto".
     budget_bytes
         The same, but no more than the model with one session can use. Further sessions may take the rest of the limit.
+    latent_bytes
+        The part of ``state_bytes`` that is not taken at open: it grows with the conversation.
+    rungs
+        What some sizes of memory would buy, from the floor to all experts in memory: see `Rung`.
+    hit_rate
+        Expected share of the uses of experts that are found in the cache once it has filled; an estimate.
+    disk_bytes_per_s, disk_direct, tokens_per_s
+        Measured with ``disk=True``: random reads of the container's own experts, whether they went past the page cache
+        (if not, the number is not the disk's), and the decoding speed that follows. None otherwise.
     """
 
     path: str
@@ -70,6 +80,12 @@ class MemoryPlan:
     floor_bytes: int
     budget_bytes: int
     limit_bytes: int
+    latent_bytes: int
+    rungs: tuple[Rung, ...]
+    hit_rate: float
+    disk_bytes_per_s: float | None = None
+    disk_direct: bool | None = None
+    tokens_per_s: float | None = None
 
     @property
     def session_bytes(self) -> int:
@@ -87,26 +103,29 @@ class MemoryPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, and ``total_bytes`` and ``resident``, as plain values for JSON."""
-        return {**asdict(self), "total_bytes": self.total_bytes, "resident": self.resident}
+        return {**asdict(self), "rungs": [asdict(step) for step in self.rungs], "total_bytes": self.total_bytes,
+                "resident": self.resident}
 
     def __str__(self) -> str:
         cache = "none needed" if not self.n_records else (
             f"{self.cache_slots} of {self.n_records} experts of {format_bytes(self.record_bytes)}")
         rows = [("trunk", self.trunk_bytes, "weights that every token uses"),
                 ("codebooks", self.codebook_bytes, "of the experts"),
-                ("state", self.state_bytes, f"one session of {self.context} positions, kv {self.kv}"),
+                ("state", self.state_bytes - self.latent_bytes, "of one session, whatever its length"),
+                ("latents", self.latent_bytes, f"kv {self.kv}; they grow with the conversation, up to "
+                                               f"{_count(self.context, 'position')}"),
                 ("checkpoints", self.checkpoints * self.checkpoint_bytes, f"{self.checkpoints} to go back to"),
                 ("scratch", self.scratch_bytes, f"{self.chunk} tokens at once, {_count(self.threads, 'thread')}"),
                 ("expert cache", self.cache_bytes, cache),
                 ("total", self.total_bytes, f"of {format_bytes(self.limit_bytes)} allowed; the least that works "
                                             f"is {format_bytes(self.floor_bytes)}")]
         return "\n".join(f"{name:<12}  {format_bytes(size):>8}  {note}" for name, size, note in rows
-                         if size or name not in ("codebooks", "checkpoints"))
+                         if size or name not in ("codebooks", "latents", "checkpoints"))
 
 
 def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: int | str = "auto",
-         context: int = 8192, kv: Kv = "f16", threads: int | None = None) -> MemoryPlan:
-    """Plan the memory of a model; reads its manifest only.
+         context: int = 8192, kv: Kv = "f16", threads: int | None = None, disk: bool = False) -> MemoryPlan:
+    """Plan the memory of a model; reads its manifest only, so the weights need not be there.
 
     Parameters
     ----------
@@ -122,6 +141,9 @@ def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: i
         Storage of the MLA latents.
     threads : int, optional
         Default: the smallest of affinity, control group quota and physical cores.
+    disk : bool
+        Read random experts for two seconds, past the page cache, and time the arithmetic: the plan then says how many
+        tokens per second to expect. ValueError if the model has no experts on disk, OSError if they cannot be read.
 
     Raises
     ------
@@ -134,83 +156,80 @@ def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: i
     from warp_embed.runtime.manifest import Manifest
 
     return make_plan(Manifest.read(find_model(path), weights=False), memory=memory, context=context, kv=kv,
-                     threads=threads)
+                     threads=threads, disk=disk)
 
 
-def make_plan(manifest: Manifest, *, memory: int | str, context: int, kv: str, threads: int | None) -> MemoryPlan:
+def make_plan(manifest: Manifest, *, memory: int | str, context: int, kv: str, threads: int | None,
+              disk: bool = False) -> MemoryPlan:
     """`plan` of a manifest that was read already."""
     context = _positive("context", context, CONTEXT_LIMIT - 1)
-    threads = default_threads() if threads is None else _positive("threads", threads, THREADS_MAX)
+    threads = machine.default_threads() if threads is None else _positive("threads", threads, machine.THREADS_MAX)
     if kv not in KV_KINDS:
         raise ValueError(f"kv is {kv!r}; it must be one of {', '.join(KV_KINDS)}")
-    ceiling = None if isinstance(memory, str) and memory.strip().lower() == "auto" else parse_bytes(memory)
-    limit = automatic_budget() if ceiling is None else ceiling
-    return solve(measure(manifest), limit, context, kv, threads)
+    limit = machine.automatic_budget() if is_automatic(memory) else parse_bytes(memory)
+    sizes, speed = measure(manifest), None
+    if disk:
+        from warp_embed.runtime.probe import measure_speed
+        speed = measure_speed(manifest, sizes, threads)
+    return solve(sizes, limit, context, kv, threads, speed)
+
+
+def is_automatic(memory: int | str) -> bool:
+    """Whether an argument `memory` is "auto"."""
+    return isinstance(memory, str) and memory.strip().lower() == "auto"
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Sizes of one container's parts, some of them as functions of what is still open; all in bytes."""
+class _Parts:
+    """How a budget is divided: tokens at once, checkpoints, experts in the cache; and the bytes of all but these."""
 
-    path: str
-    trunk: int
-    codebooks: int
-    record: int
-    n_records: int
-    top_k: int                                  # experts of a token and layer
-    state: Callable[[int, str], int]            # (context, kv)
-    checkpoint: int
-    scratch: Callable[[int, int], int]          # (chunk, threads)
-    cache: Callable[[int], int]                 # (slots)
-
-    def fixed(self, context: int, kv: str, chunk: int, threads: int) -> int:
-        """All but the cache."""
-        return self.trunk + self.codebooks + self.state(context, kv) + self.scratch(chunk, threads)
-
-    @property
-    def min_slots(self) -> int:
-        """A token's experts of one layer are in use together."""
-        return min(self.top_k, self.n_records)
-
-    def floor(self, context: int, kv: str, threads: int = 1) -> int:
-        chunk = min(CHUNK_MIN, context)
-        return self.fixed(context, kv, chunk, max(threads, FLOOR_THREADS)) + self.cache(self.min_slots)
+    chunk: int
+    checkpoints: int
+    slots: int
+    fixed: int                      # trunk, codebooks, state, scratch, checkpoints
 
 
-def measure(manifest: Manifest) -> Sizes:
-    """The sizes of a container, from its manifest."""
-    from warp_embed._experts import ExpertStore
-    from warp_embed._store import Trunk
-    from warp_embed.engine.forward import checkpoint_bytes, scratch_bytes, state_bytes
-
-    config = manifest.config
-    layers = len(config.moe_layers)
-    experts = manifest.experts
-    layout = None if experts is None else experts.layout(config)
-    codebooks = 0
-    if experts is not None:         # a place for every layer, as f32
-        codebooks = config.n_layers * experts.books_per_layer * experts.entries_padded * experts.vec_dim * 4
-
-    def cache(slots: int) -> int:
-        if layout is None:
-            return 0
-        return int(ExpertStore.cache_bytes(layout, config.n_layers, config.n_experts, slots))
-
-    return Sizes(
-        path=str(manifest.directory), trunk=int(Trunk.bytes_needed(manifest.text_entries())), codebooks=codebooks,
-        record=int(layout.record_bytes) if layout is not None else 0, n_records=layers * config.n_experts,
-        top_k=config.top_k, cache=cache,
-        state=lambda context, kv: int(state_bytes(config, context, kv)), checkpoint=int(checkpoint_bytes(config)),
-        scratch=lambda chunk, threads: int(scratch_bytes(config, chunk, threads)))
-
-
-def solve(sizes: Sizes, limit: int, context: int, kv: str, threads: int) -> MemoryPlan:
-    """Divide `limit` bytes. The chunk goes first: it is halved while its scratch takes more than an eighth."""
+def solve(sizes: Sizes, limit: int, context: int, kv: str, threads: int, speed: Speed | None = None) -> MemoryPlan:
+    """Divide `limit` bytes, and say what other limits would buy."""
     floor = sizes.floor(context, kv, threads)
     if floor > limit:
         raise _too_small(sizes, limit, context, kv, threads, floor)
-    chunk = min(context, CHUNK_MAX)
-    least = sizes.cache(sizes.min_slots)
+
+    def at(budget: int) -> Rung:
+        parts = _divide(sizes, budget, context, kv, threads)
+        return rung(budget, sizes.cache(parts.slots), parts.slots, sizes.n_records,
+                    sizes.token_records * sizes.record, speed)
+
+    parts, here = _divide(sizes, limit, context, kv, threads), at(limit)
+    state, cache = sizes.state(context, kv), sizes.cache(parts.slots)
+    resident = parts.slots == sizes.n_records       # then more would be of no use
+    full = (sizes.fixed(context, kv, min(context, CHUNK_RESIDENT), threads) + sizes.cache(sizes.n_records)
+            + CHECKPOINTS_MAX * sizes.checkpoint)
+    return MemoryPlan(
+        path=sizes.path, context=context, kv=kv, threads=threads, chunk=parts.chunk, trunk_bytes=sizes.trunk,
+        codebook_bytes=sizes.codebooks, state_bytes=state, checkpoints=parts.checkpoints,
+        checkpoint_bytes=sizes.checkpoint, scratch_bytes=sizes.scratch(parts.chunk, threads), cache_bytes=cache,
+        cache_slots=parts.slots, min_slots=sizes.min_slots, n_records=sizes.n_records, record_bytes=sizes.record,
+        floor_bytes=floor, budget_bytes=max(floor, parts.fixed + cache) if resident else limit, limit_bytes=limit,
+        latent_bytes=state - sizes.state(1, kv), rungs=ladder(floor, full, at) if sizes.n_records else (),
+        hit_rate=here.hit_rate, disk_bytes_per_s=None if speed is None else speed.disk_bytes_per_s,
+        disk_direct=None if speed is None else speed.direct, tokens_per_s=here.tokens_per_s)
+
+
+def _divide(sizes: Sizes, limit: int, context: int, kv: str, threads: int) -> _Parts:
+    """The chunk is larger when experts come from disk, which the size of the cache decides, which the chunk decides."""
+    parts = _divide_for(sizes, limit, context, kv, threads, CHUNK_RESIDENT)
+    if parts.slots == sizes.n_records:
+        return parts
+    most = CHUNK_STREAM
+    while most < CHUNK_STREAM_MAX and most * sizes.top_k < TOKENS_PER_EXPERT * sizes.n_experts:
+        most *= 2
+    return _divide_for(sizes, limit, context, kv, threads, most)
+
+
+def _divide_for(sizes: Sizes, limit: int, context: int, kv: str, threads: int, most: int) -> _Parts:
+    """The chunk goes first: it is halved while its scratch takes more than an eighth."""
+    chunk, least = min(context, most), sizes.cache(sizes.min_slots)
     while chunk > CHUNK_MIN and (sizes.scratch(chunk, threads) > limit // 8
                                  or sizes.fixed(context, kv, chunk, threads) + least > limit):
         chunk = max(CHUNK_MIN, chunk // 2)
@@ -218,57 +237,7 @@ def solve(sizes: Sizes, limit: int, context: int, kv: str, threads: int) -> Memo
     checkpoints = min(CHECKPOINTS_MAX, (limit - fixed - least) // CHECKPOINT_SHARE // max(1, sizes.checkpoint))
     fixed += checkpoints * sizes.checkpoint
     slots = _most(lambda n: fixed + sizes.cache(n) <= limit, sizes.min_slots, sizes.n_records)
-    cache = sizes.cache(slots)
-    resident = slots == sizes.n_records         # then more would be of no use
-    return MemoryPlan(
-        path=sizes.path, context=context, kv=kv, threads=threads, chunk=chunk, trunk_bytes=sizes.trunk,
-        codebook_bytes=sizes.codebooks, state_bytes=sizes.state(context, kv),
-        checkpoints=checkpoints, checkpoint_bytes=sizes.checkpoint,
-        scratch_bytes=sizes.scratch(chunk, threads), cache_bytes=cache, cache_slots=slots,
-        min_slots=sizes.min_slots, n_records=sizes.n_records, record_bytes=sizes.record, floor_bytes=floor,
-        budget_bytes=max(floor, fixed + cache) if resident else limit, limit_bytes=limit)
-
-
-def default_threads(root: Path = Path("/")) -> int:
-    """min(affinity, whole processors of the control group's quota, physical cores), at least 1."""
-    import psutil  # on use: importing warp_embed has to be quick
-
-    try:
-        allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else len(
-            psutil.Process().cpu_affinity() or ())
-    except (AttributeError, OSError, psutil.Error):     # no such thing on this system
-        allowed = 0
-    counts = [allowed or os.cpu_count() or 1, psutil.cpu_count(logical=False) or THREADS_MAX, THREADS_MAX]
-    quota = cgroup.cpu_quota(root)
-    if quota is not None:
-        counts.append(int(quota))
-    return max(1, min(counts))
-
-
-def automatic_budget(root: Path = Path("/")) -> int:
-    """The budget that memory="auto" stands for at this moment, in bytes."""
-    import psutil
-
-    machine = psutil.virtual_memory()
-    capacity, available = machine.total, machine.available
-    group = cgroup.memory_limit(root)
-    if group is not None:
-        capacity, available = min(capacity, group[0]), min(available, group[1])
-    space = _address_space_limit()
-    if space is not None:
-        capacity = min(capacity, space)
-        available = min(available, max(0, space - psutil.Process().memory_info().vms))
-    reserve = min(2 * GIB, capacity // 8)
-    return max(0, int(min(available - reserve, capacity * 3 // 4)))
-
-
-def _address_space_limit() -> int | None:
-    try:
-        import resource
-    except ImportError:                         # Windows
-        return None
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if soft == resource.RLIM_INFINITY else int(soft)
+    return _Parts(chunk, checkpoints, slots, fixed)
 
 
 def _positive(name: str, value: Any, limit: int) -> int:

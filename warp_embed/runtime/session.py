@@ -251,7 +251,8 @@ class Session(SessionCore):
     def checkpoint(self) -> int:
         """Keep a state of the present position to :meth:`rewind` to cheaply; returns the position.
 
-        One is taken anyway at the end of every prompt and at every 256th token, as many as the plan has room for.
+        One is taken anyway at the end of every prompt and at every 256th token, as many as the plan has room for. In a
+        long prompt that uses experts from disk they are ``plan.chunk`` tokens apart: a pass is not cut for one.
         """
         with self._turn:
             state = self._opened()
