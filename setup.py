@@ -90,7 +90,8 @@ def extensions():
         extension("warp_embed._kernels", *sorted(glob("warp_embed/csrc/kernels/*.c")),
                   "warp_embed/csrc/cpu.c", "warp_embed/csrc/pool.c"),
         extension("warp_embed._store", *reading),
-        extension("warp_embed._experts", "warp_embed/csrc/cache.c", *reading),
+        extension("warp_embed._experts", "warp_embed/csrc/cache.c", "warp_embed/csrc/cache_slots.c",
+                  "warp_embed/csrc/cache_reader.c", *reading),
         *(extension(path[:-4].replace("/", ".")) for path in sorted(glob("warp_embed/engine/*.pyx"))),
     ]
 

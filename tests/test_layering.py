@@ -28,7 +28,7 @@ LAYER_OF = [
     (r"include/warp_embed/(status|target|cpu|kernels|pool)", "kernels"),
     (r"include/warp_embed/(record|platform|cache|watch|governor)", "store"),
     (r"include/warp_embed/latents", "engine"),
-    (r"warp_embed/csrc/(kernels/.*|cpu|pool.*)", "kernels"),
+    (r"warp_embed/csrc/(kernels/.*|cpu|pool|os_\w+)", "kernels"),
     (r"warp_embed/csrc/(record|cache|platform|governor)\w*", "store"),
     (r"warp_embed/_kernels", "kernels"),
     (r"warp_embed/_(store|experts)", "store"),
@@ -48,7 +48,7 @@ HOMES = {
 }
 # Operating system headers stay behind platform.h and pool.h.
 SYSTEM_HEADER = re.compile(r"(windows|unistd|pthread|fcntl|sched|io|process|sys/\w+|mach/.*)\.h$")
-SYSTEM_FILES = re.compile(r"warp_embed/csrc/(platform|pool|cpu)\w*$")
+SYSTEM_FILES = re.compile(r"warp_embed/csrc/(platform|pool|cpu|os_)\w*$")
 
 SOURCES = sorted(path for folder in (PACKAGE, ROOT / "include") for path in folder.rglob("*")
                  if path.suffix in {".py", ".pyx", ".pxd", ".c", ".h"}      # a stub imports for types only

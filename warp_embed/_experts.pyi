@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterable
 from typing import TypedDict
 
 import numpy as np
@@ -9,12 +10,22 @@ from warp_embed._store import RecordLayout
 
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
+IO_THREADS: int
+
 class _Stats(TypedDict):
     hits: int
     misses: int
     evictions: int
     bytes_read: int
     read_s: float
+    wait_s: float
+    prefetched: int
+    wasted: int
+    dropped: int
+    reads: int
+    retries: int
+    broken: int
+    failed: int
     slots: int
     direct: bool
 
@@ -23,11 +34,14 @@ class ExpertStore:
     n_layers: int
     def __init__(self, layout: RecordLayout, n_layers: int, banks: dict[int, tuple[_Path, int, int]],
                  books: NDArray[np.float32] | None, slots: int, check_crc: bool = False,
-                 direct: bool = True) -> None: ...
+                 direct: bool = True, io_threads: int = IO_THREADS) -> None: ...
     @property
     def slots(self) -> int: ...
     def record(self, layer: int, expert: int) -> bytes: ...
     def expert(self, layer: int, expert: int, crc: bool = True) -> dict[str, NDArray[np.float32]]: ...
+    def hint(self, layer: int, experts: Iterable[int] | NDArray[np.integer]) -> int: ...
+    def preload(self) -> int: ...
+    def uses(self) -> dict[int, NDArray[np.uint16]]: ...
     def stats(self) -> _Stats: ...
     def resize(self, slots: int) -> None: ...
     def close(self) -> None: ...

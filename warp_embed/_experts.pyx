@@ -1,23 +1,28 @@
 """The experts of a container: their banks and codebooks, and the cache in front of them."""
 import os
 import threading
+import time
 
 import numpy as np
 
-from warp_embed.errors import FormatError
+from warp_embed.errors import ForkedError, FormatError
 
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from warp_embed._kernels cimport WE_OK, WE_VQ2R, WE_VQ3R, WE_VQ4P, we_fault, we_matrix, we_status
+from warp_embed._kernels cimport WE_E_PAUSED, WE_OK, WE_VQ2R, WE_VQ3R, WE_VQ4P, pool_api, we_fault, we_matrix, we_status
 from warp_embed._store cimport (
     Pages, RecordLayout, decode_into, file_size, open_file, raise_fault, we_file_close, we_record_check,
     we_record_views)
 
+IO_THREADS = 4                      # a disk wants several reads at a time, and no more than a few
 _MATRICES = ("gate", "up", "down")
+cdef double LOOK_PERIOD_S = 0.02    # while a read is waited for, signals are looked at so often
 
 cdef we_store_api STORE
-STORE.get, STORE.unpin_all = we_cache_get, we_cache_unpin_all
+STORE.demand, STORE.wait, STORE.release = we_cache_demand, we_cache_wait, we_cache_release
+STORE.guess, STORE.missing = we_cache_guess, we_cache_missing
 STORE.stats, STORE.views = we_cache_get_stats, we_record_views
 
 cdef const we_store_api *store_api() noexcept nogil:
@@ -26,7 +31,7 @@ cdef const we_store_api *store_api() noexcept nogil:
 
 cdef class ExpertStore:
     def __init__(self, RecordLayout layout not None, int n_layers, dict banks not None, books, slots,
-                 bint check_crc=False, bint direct=True):
+                 bint check_crc=False, bint direct=True, unsigned io_threads=IO_THREADS):
         """Open the banks {layer: (path, n_experts, codebook_base)} and reserve `slots` records of memory.
 
         Parameters
@@ -34,8 +39,9 @@ cdef class ExpertStore:
         books : float32 [n][entries padded to 256 or 64][vec_dim], or None without VQ
         check_crc : check every record that is read, not only its header
         direct : read past the page cache where the file system allows it; stats() says whether it did
+        io_threads : that read, 0 to 8; with 0 whoever waits for a record reads it, and nothing is read ahead
 
-        The Python methods lock each other out, not the engine: call them while no pass runs.
+        Any method may be called from any thread, also while the engine runs, but for close.
         """
         cdef we_fault fault
         if self.banks != NULL:
@@ -43,6 +49,7 @@ cdef class ExpertStore:
         if not 1 <= n_layers <= 128 or not all(0 <= layer < n_layers for layer in banks):
             raise ValueError(f"{n_layers} layers, banks of {sorted(banks)}")
         self.lock = threading.Lock()
+        self.pid = os.getpid()
         self.paths = {layer: os.fsdecode(bank[0]) for layer, bank in banks.items()}
         self.layout = layout.c
         self.n_layers = n_layers
@@ -57,19 +64,26 @@ cdef class ExpertStore:
             if layout.c.encoding in (WE_VQ3R, WE_VQ2R, WE_VQ4P):
                 self.lay_books(books)
             if we_cache_create(&self.cache, &self.layout, self.banks, n_layers, max(1, min(slots, 0x7fffffff)),
-                               check_crc, &fault) != WE_OK:
+                               check_crc, io_threads, &fault) != WE_OK:
                 raise_fault(&fault, "expert cache")
         except BaseException:
+            self.close_files()
             self.close()
             raise
+        self.direct = all(self.banks[<int>layer].file.direct for layer in self.paths)
 
     def __dealloc__(self):
+        with nogil:
+            we_cache_destroy(self.cache)
+        free(self.banks)
+
+    cdef int close_files(self) except -1:
+        """The banks of a store that got no cache."""
         cdef int layer
-        we_cache_destroy(self.cache)
-        if self.banks != NULL:
+        if self.banks != NULL and self.cache == NULL:
             for layer in range(self.n_layers):
                 we_file_close(&self.banks[layer].file)
-        free(self.banks)
+        return 0
 
     cdef int open_banks(self, dict banks, bint direct) except -1:
         cdef we_bank *bank
@@ -112,91 +126,194 @@ cdef class ExpertStore:
             return NULL
         return self.books + (<size_t>layer * 3 + matrix) * self.book_stride
 
-    cdef const void *pin(self, int layer, int expert, bint crc) except NULL:
-        cdef const void *record = NULL
+    # ---- one method at a time may close it, and none may use it then ----
+
+    cdef int enter(self) except -1:
+        if self.pid != os.getpid():
+            raise ForkedError("this store was opened before fork(); open it again in the child process")
+        with self.lock:
+            if self.cache == NULL or self.closing:
+                raise ValueError("the expert store is closed")
+            self.users += 1
+        return 0
+
+    cdef int leave(self) except -1:
+        with self.lock:
+            self.users -= 1
+        return 0
+
+    # ---- records ----
+
+    cdef int pin(self, int layer, int expert, bint crc, we_want *want) except -1:
+        """Have one record; the caller releases it."""
         cdef we_fault fault
         cdef we_status status
-        if self.cache == NULL:
-            raise ValueError("the expert store is closed")
+        cdef uint32_t n = 0, ready = 0
         if layer not in self.paths or not 0 <= expert < <int>self.banks[layer].n_experts:
             raise IndexError(f"there is no expert {expert} in layer {layer}")
-        with nogil:
-            status = we_cache_get(self.cache, layer, expert, &record, &fault)
-            if status == WE_OK and crc and not self.check_crc:
-                status = we_record_check(&self.layout, record, layer, expert, self.banks[layer].codebook, 1, &fault)
-        if status != WE_OK:
-            we_cache_unpin_all(self.cache)
-            raise_fault(&fault, self.paths)
-        return record
+        want.expert = expert
+        try:
+            while ready == 0:
+                with nogil:
+                    status = WE_OK if n > 0 else we_cache_demand(self.cache, layer, want, 1, &n, &fault)
+                    if status == WE_OK:
+                        status = we_cache_wait(self.cache, want, n, pool_api().now_s() + LOOK_PERIOD_S, &ready, &fault)
+                if status != WE_OK and status != WE_E_PAUSED:
+                    raise_fault(&fault, self.paths)
+                PyErr_CheckSignals()
+                if self.closing:
+                    raise ValueError("the expert store is closed")
+            if crc and not self.check_crc:
+                with nogil:
+                    status = we_record_check(&self.layout, want.record, layer, expert, self.banks[layer].codebook, 1,
+                                             &fault)
+                if status != WE_OK:
+                    raise_fault(&fault, self.paths)
+        except BaseException:
+            we_cache_release(self.cache, want, n, False)
+            raise
+        return 0
 
     def record(self, int layer, int expert):
         """The bytes of an expert's record, through the cache."""
-        with self.lock:
-            data = self.pin(layer, expert, False)
+        cdef we_want want
+        self.enter()
+        try:
+            self.pin(layer, expert, False, &want)
             try:
-                return (<const char *>data)[:self.layout.record_bytes]
+                return (<const char *>want.record)[:self.layout.record_bytes]
             finally:
-                we_cache_unpin_all(self.cache)
+                we_cache_release(self.cache, &want, 1, False)
+        finally:
+            self.leave()
 
     def expert(self, int layer, int expert, bint crc=True):
         """An expert's weights as float32: {"gate": (inter, width), "up": (inter, width), "down": (width, inter)}."""
+        cdef we_want want
         cdef we_matrix views[3]
         cdef const float *books[3]
         cdef int m
         out = {}
-        with self.lock:
-            data = self.pin(layer, expert, crc)
+        self.enter()
+        try:
+            self.pin(layer, expert, crc, &want)
             try:
                 for m in range(3):
                     books[m] = self.books_of(layer, m)
-                we_record_views(&self.layout, data, books, views)
+                we_record_views(&self.layout, want.record, books, views)
                 for m, name in enumerate(_MATRICES):
                     out[name] = np.empty((views[m].rows, views[m].cols), np.float32)
                     decode_into(&views[m], out[name])
             finally:
-                we_cache_unpin_all(self.cache)
+                we_cache_release(self.cache, &want, 1, False)
+        finally:
+            self.leave()
         return out
+
+    # ---- the cache ----
+
+    def hint(self, int layer, experts):
+        """Let records be read in the background when the disk has nothing else to do, in this order.
+
+        They only fill slots that are empty: what is in use, or was used, stays. A hint never counts as a demand, and is
+        forgotten when there is no room. Experts that do not exist are ignored. Returns how many will be read.
+        """
+        cdef uint32_t[::1] ids = np.ascontiguousarray(experts, np.uint32)
+        cdef uint32_t taken = 0, n = ids.shape[0]
+        self.enter()
+        try:
+            if n and layer >= 0:
+                with nogil:
+                    taken = we_cache_hint(self.cache, layer, &ids[0], n)
+        finally:
+            self.leave()
+        return taken
+
+    def preload(self):
+        """hint everything, in the order of the files; returns how many records will be read."""
+        return sum(self.hint(layer, range(self.banks[<int>layer].n_experts)) for layer in sorted(self.paths))
+
+    def uses(self):
+        """How often each record was demanded, fading with time: {layer: uint16 array (n_experts,)}."""
+        cdef size_t n = sum(self.banks[<int>layer].n_experts for layer in self.paths)
+        cdef uint16_t[::1] counts
+        every = np.zeros(n, np.uint16)
+        counts = every
+        self.enter()
+        try:
+            with nogil:
+                we_cache_uses(self.cache, &counts[0])
+        finally:
+            self.leave()
+        layers = sorted(self.paths)
+        begins = np.cumsum([0] + [self.banks[<int>layer].n_experts for layer in layers])
+        return {layer: every[begins[i]:begins[i + 1]] for i, layer in enumerate(layers)}
+
+    cdef uint32_t counters(self, we_cache_stats *s) except? 0:
+        """All counters, and how many slots there are; zeros when closed."""
+        cdef uint32_t slots
+        memset(s, 0, sizeof(we_cache_stats))
+        try:
+            self.enter()
+        except ValueError:
+            return 0
+        s[0], slots = we_cache_get_stats(self.cache), we_cache_slots(self.cache)
+        self.leave()
+        return slots
 
     @property
     def slots(self):
         """Records that the cache has room for; 0 when closed."""
-        return 0 if self.cache == NULL else we_cache_slots(self.cache)
+        cdef we_cache_stats s
+        return self.counters(&s)
 
     def stats(self):
-        """Counters since the store was opened, and whether every bank is read past the page cache."""
+        """Counters since the store was opened, and whether every bank is read past the page cache.
+
+        hits, misses : demanded records that were in the cache, or on their way by a guess; and that were not
+        prefetched, wasted : read ahead; of these, gone before they were used
+        evictions : records that made room for others
+        reads, bytes_read, retries, failed : reads tried; of whole records; second tries; records that failed twice
+        read_s, wait_s : seconds in which at least one read was running; in which a caller waited for one
+        """
         cdef we_cache_stats s
-        memset(&s, 0, sizeof(s))
-        if self.cache != NULL:
-            s = we_cache_get_stats(self.cache)
+        slots = self.counters(&s)
         return {"hits": s.hits, "misses": s.misses, "evictions": s.evictions, "bytes_read": s.bytes_read,
-                "read_s": s.read_s, "slots": self.slots,
-                "direct": self.banks != NULL and all(self.banks[<int>layer].file.direct for layer in self.paths)}
+                "read_s": s.read_s, "wait_s": s.wait_s, "prefetched": s.prefetched, "wasted": s.wasted,
+                "dropped": s.dropped, "reads": s.reads, "retries": s.retries, "broken": s.broken, "failed": s.failed,
+                "slots": slots, "direct": self.direct}
 
     def resize(self, slots):
-        """Change the cache's size; with fewer slots the least used records go and their memory goes back."""
+        """Change the cache's size; with fewer slots the least used records go and their memory goes back.
+
+        What the engine is using at this moment goes back when it is done with it.
+        """
         cdef we_fault fault
         cdef we_status status
         cdef uint32_t n = max(1, min(slots, 0x7fffffff))
-        with self.lock:
-            if self.cache == NULL:
-                raise ValueError("the expert store is closed")
+        self.enter()
+        try:
             with nogil:
                 status = we_cache_resize(self.cache, n, &fault)
-            if status != WE_OK:
-                raise_fault(&fault, "expert cache")
+        finally:
+            self.leave()
+        if status != WE_OK:
+            raise_fault(&fault, "expert cache")
 
     def close(self):
-        """Close the banks and free the cache. May be called again; the engine must not run."""
-        cdef int layer
+        """Stop the reading threads, close the banks and free the cache. May be called again; the engine must not run.
+
+        A read that hangs is not waited for.
+        """
         cdef we_cache *cache
-        with self.lock:
-            cache, self.cache, self.books = self.cache, NULL, NULL
-            with nogil:
-                we_cache_destroy(cache)
-            self.book_pages = None
-            if self.banks != NULL:
-                for layer in range(self.n_layers):
-                    we_file_close(&self.banks[layer].file)
+        self.closing = True
+        if self.pid == os.getpid():             # else the lock may be held by a thread that is not here
+            while self.users > 0:
+                time.sleep(0.001)
+        cache, self.cache, self.books = self.cache, NULL, NULL
+        with nogil:
+            we_cache_destroy(cache)
+        self.book_pages = None
 
     @staticmethod
     def cache_bytes(RecordLayout layout not None, uint32_t n_layers, uint32_t n_experts, slots):

@@ -14,15 +14,17 @@ FLAGS = ["-std=c11", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=off"
 PROGRAMS = {                            # program: what it is linked with
     "test_pool": ["pool.c"],
     "test_record": ["record.c"],
-    "test_cache": ["cache.c", "record.c"],
+    "test_cache": ["cache.c", "cache_slots.c", "cache_reader.c", "record.c"],
+    "test_cache_threads": ["cache.c", "cache_slots.c", "cache_reader.c", "record.c"],
     "test_platform": ["platform_posix.c"],
     "test_governor": ["governor.c", "platform_watch_posix.c"],
 }
+THREADED = ("test_pool", "test_cache", "test_cache_threads", "test_governor")
 ALLOC = ["-Dmalloc=test_malloc", "-Dcalloc=test_calloc", "-Drealloc=test_realloc"]       # see alloc.h
 ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 THREAD = ["-fsanitize=thread"]
 RUNS = [(program, compiler, sanitizer) for compiler in ("gcc", "clang") for program in PROGRAMS
-        for sanitizer in ("address", "thread") if sanitizer == "address" or program in ("test_pool", "test_governor")]
+        for sanitizer in ("address", "thread") if sanitizer == "address" or program in THREADED]
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the programs use POSIX")
 

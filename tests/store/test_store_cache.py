@@ -105,7 +105,8 @@ def test_a_failed_read_leaves_the_cache_as_good_as_before(copy_of, open_store):
         b.bank(2).write_bytes(good)
         assert store.record(2, broken) == b.records[2, broken]
     s = store.stats()
-    assert s["slots"] == 3 and s["bytes_read"] == s["misses"] * record
+    assert s["slots"] == 3 and s["bytes_read"] == s["reads"] * record
+    assert s["reads"] == s["misses"] + s["retries"] and s["failed"] == s["retries"] > 0
 
 
 def store_holds(store, before, layer, expert, b):

@@ -1,299 +1,299 @@
-/* The expert cache of cache.h.
- *
- * A slot is in one of three places: `active` and filled, `active` and listed in `empty`, or in `gone` (its memory was
- * given back by a smaller size). where[r] is the slot of record r and slot.record is r exactly when the slot is filled;
- * check_sanity() says the rest. How often a record was used is remembered also after its eviction, halved from
- * time to time: otherwise a popular record starts again from nothing whenever it is pushed out. */
-#ifndef _WIN32
-#define _POSIX_C_SOURCE 200809L
-#endif
-#include "warp_embed/cache.h"
-#include <assert.h>
-#include <stdlib.h>
-#include <string.h>
-#include "platform_fault.h"
-#include "pool_clock.h"
+/* What the callers of cache.h see: demands, waits, releases, and what may be read ahead. */
+#include "cache_private.h"
 
-#define NOWHERE UINT32_MAX
-/* Candidates looked at per eviction. More of them follow the rule more closely, and that is worse when a working set
- * larger than the cache is walked through in the same order again and again: the rule then picks what comes next. */
-#define SAMPLES 8u
-#define AGE_PERIOD 10u              /* uses are halved after this many accesses per slot */
-#define USES_MAX UINT16_MAX
+#define GUESS_SHARE 100u            /* one read of so many may be a guess that was not used */
+#define GRACE_S 0.1                 /* so long are threads waited for that are inside a read at the end */
 
-typedef struct slot {
-    uint8_t *data;                  /* [record_bytes], page-aligned           */
-    uint64_t last;                  /* clock of the last access               */
-    uint64_t pinned;                /* epoch in which it was handed out       */
-    uint32_t record;                /* NOWHERE: empty or gone                 */
-} slot;
+/* ---- demand ---- */
 
-typedef struct segment {            /* slots that were reserved together      */
-    struct segment *next;
-    void           *data;
-    size_t          bytes;
-} segment;
+static we_status no_such_expert(we_fault *fault) { return we_fail(fault, WE_E_RECORD, "no such expert", 0, 0); }
 
-struct we_cache {
-    we_record_layout layout;
-    const we_bank   *banks;         /* [n_layers], borrowed                   */
-    uint32_t  n_layers, n_records;
-    uint32_t *first;                /* [n_layers]: record number of a layer's expert 0 */
-    uint32_t *where;                /* [n_records]: slot, or NOWHERE          */
-    uint16_t *uses;                 /* [n_records], aged                      */
-    slot     *slots;                /* [n_slots], the three places together   */
-    uint32_t *active, *empty, *gone;    /* [n_slots] each, of which n_... count */
-    uint32_t  n_slots, n_active, n_empty, n_gone, n_pinned;
-    segment  *segments;
-    uint64_t  clock, epoch, age_at, random;
-    int       check_crc;
-    we_cache_stats stats;
-};
-
-static void check_sanity(const we_cache *c)
+/* Nothing may go but what this very demand will come to later: the last of that. */
+static int sacrifice(we_cache *c, uint32_t layer, const we_want *wants, uint32_t n)
 {
-    (void)c;
-    assert(c->n_active + c->n_gone == c->n_slots && c->n_empty <= c->n_active && c->n_pinned <= c->n_active);
-#ifndef NDEBUG
-    uint32_t filled = 0;
-    for (uint32_t r = 0; r < c->n_records; r++) {
-        if (c->where[r] == NOWHERE) continue;
-        assert(c->slots[c->where[r]].record == r);
-        filled++;
+    for (uint32_t i = n; i-- > 1;) {
+        const uint32_t at = c->where[c->first[layer] + wants[i].expert];
+        if (at == NOWHERE || !is_evictable(&c->slots[at]) || c->slots[at].keep_until_s != 0) continue;
+        we_slots_evict(c, at);
+        return 1;
     }
-    assert(filled + c->n_empty == c->n_active);
-#endif
+    return 0;
 }
 
-/* ---- who stays ---- */
-
-static uint64_t next_random(we_cache *c)
+/* The slot of a record, which is on its way from now on; NOWHERE: there is no room. */
+static uint32_t find_or_queue(we_cache *c, uint32_t number, uint32_t *queued)
 {
-    c->random ^= c->random << 13;           /* xorshift64; the seed is fixed, so a trace always evicts alike */
-    c->random ^= c->random >> 7;
-    c->random ^= c->random << 17;
-    return c->random;
-}
-
-/* Is slot a worth less than slot b? An empty slot is worth nothing. */
-static int is_worse(const we_cache *c, uint32_t a, uint32_t b)
-{
-    const slot *x = &c->slots[a], *y = &c->slots[b];
-    if (x->record == NOWHERE || y->record == NOWHERE) return x->record == NOWHERE && y->record != NOWHERE;
-    const uint16_t p = c->uses[x->record], q = c->uses[y->record];
-    return p != q ? p < q : x->last < y->last;
-}
-
-static uint32_t worse_unpinned(const we_cache *c, uint32_t best, uint32_t candidate)
-{
-    if (c->slots[candidate].pinned == c->epoch) return best;
-    return best == NOWHERE || is_worse(c, candidate, best) ? candidate : best;
-}
-
-/* The slot to empty; NOWHERE when all are pinned. */
-static uint32_t choose_victim(we_cache *c)
-{
-    uint32_t victim = NOWHERE;
-    for (uint32_t i = 0; i < SAMPLES; i++)
-        victim = worse_unpinned(c, victim, c->active[next_random(c) % c->n_active]);
-    for (uint32_t i = 0; i < c->n_active && victim == NOWHERE; i++)
-        victim = worse_unpinned(c, victim, c->active[i]);
-    return victim;
-}
-
-static void count_use(we_cache *c, uint32_t record)
-{
-    if (c->uses[record] < USES_MAX) c->uses[record]++;
-    if (++c->clock < c->age_at) return;
-    for (uint32_t r = 0; r < c->n_records; r++) c->uses[r] >>= 1;
-    const uint64_t period = (uint64_t)AGE_PERIOD * c->n_active;
-    c->age_at = c->clock + (period > c->n_records ? period : c->n_records);
-}
-
-static void evict(we_cache *c, uint32_t at)
-{
-    slot *s = &c->slots[at];
-    c->where[s->record] = NOWHERE;
-    s->record = NOWHERE;
-    c->stats.evictions++;
-}
-
-/* ---- get ---- */
-
-static void pin(we_cache *c, slot *s)
-{
-    if (s->pinned == c->epoch) return;
-    s->pinned = c->epoch;
-    c->n_pinned++;
-}
-
-static we_status read_record(we_cache *c, uint32_t layer, uint32_t expert, void *data, we_fault *fault)
-{
-    const we_bank *bank = &c->banks[layer];
-    const size_t bytes = c->layout.record_bytes;
-    const double start = we_clock_s();
-    const we_status status = we_file_read(&bank->file, data, bytes, (uint64_t)expert * bytes, fault);
-    c->stats.read_s += we_clock_s() - start;
-    if (status != WE_OK) {
-        fault->layer = (int32_t)layer;
-        fault->expert = (int32_t)expert;
-        return status;
-    }
-    c->stats.bytes_read += bytes;
-    return we_record_check(&c->layout, data, (int)layer, (int)expert, bank->codebook, c->check_crc, fault);
-}
-
-we_status we_cache_get(we_cache *c, uint32_t layer, uint32_t expert, const void **record, we_fault *fault)
-{
-    if (layer >= c->n_layers || expert >= c->banks[layer].n_experts)
-        return we_fail(fault, WE_E_RECORD, "no such expert", 0, 0);
-    const uint32_t number = c->first[layer] + expert;
     uint32_t at = c->where[number];
     if (at != NOWHERE) {
+        slot *s = &c->slots[at];
+        if (s->owed) return at;
         c->stats.hits++;
+        if (s->unused && s->origin == BY_GUESS) c->stats.guesses_used++;
+        s->unused = 0;
     } else {
+        at = we_slots_for_demand(c);
+        if (at == NOWHERE) return NOWHERE;
+        we_slots_fill(c, at, number, SLOT_QUEUED, BY_DEMAND);
+        we_reader_push(c, at);
         c->stats.misses++;
-        if (c->n_empty == 0) {
-            at = choose_victim(c);
-            if (at == NOWHERE) return we_fail(fault, WE_E_MEMORY, "every slot of the cache is pinned", 0, 0);
-            evict(c, at);
-            c->empty[c->n_empty++] = at;
-        }
-        at = c->empty[c->n_empty - 1];              /* stays listed as empty until it holds a good record */
-        const we_status status = read_record(c, layer, expert, c->slots[at].data, fault);
-        if (status != WE_OK) return status;
-        c->n_empty--;
-        c->slots[at].record = number;
-        c->where[number] = at;
+        ++*queued;
     }
-    count_use(c, number);
-    c->slots[at].last = c->clock;
-    pin(c, &c->slots[at]);
-    *record = c->slots[at].data;
+    c->slots[at].owed = 1;
+    we_slots_count_use(c, number);
+    return at;
+}
+
+we_status we_cache_demand(we_cache *c, uint32_t layer, we_want *wants, uint32_t n, uint32_t *pinned, we_fault *fault)
+{
+    uint32_t done, queued = 0;
+    *pinned = 0;
+    if (layer >= c->n_layers) return no_such_expert(fault);
+    for (uint32_t i = 0; i < n; i++)
+        if (wants[i].expert >= c->banks[layer].n_experts) return no_such_expert(fault);
+    os_lock(&c->mutex);
+    c->demand_number++;
+    for (uint32_t i = 0; i < n; i++) {              /* what is there must not make room for what is not */
+        const uint32_t at = c->where[c->first[layer] + wants[i].expert];
+        if (at != NOWHERE) c->slots[at].demand = c->demand_number;
+    }
+    for (done = 0; done < n; done++) {
+        const uint32_t number = c->first[layer] + wants[done].expert;
+        uint32_t at = find_or_queue(c, number, &queued);
+        if (at == NOWHERE && done == 0 && sacrifice(c, layer, wants, n)) at = find_or_queue(c, number, &queued);
+        if (at == NOWHERE) break;
+        c->slots[at].last = c->clock;
+        c->slots[at].pins++;
+        wants[done].slot = at;
+        wants[done].record = NULL;
+    }
+    if (layer == c->guess_layer) c->guess_number++;         /* what was guessed is used now, or as good as any other */
+    we_reader_wake(c, queued);
+    os_unlock(&c->mutex);
+    *pinned = done;
     return WE_OK;
 }
 
-void we_cache_unpin_all(we_cache *c)
+/* ---- wait and release ---- */
+
+static we_status hand_out(we_cache *c, we_want *wants, uint32_t n, uint32_t *ready, we_fault *fault)
 {
-    check_sanity(c);
-    c->epoch++;
-    c->n_pinned = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        slot *s = &c->slots[wants[i].slot];
+        if (s->state != SLOT_FAILED) continue;
+        *fault = s->fault;
+        return fault->status;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        slot *s = &c->slots[wants[i].slot];
+        if (s->state != SLOT_FILLED || wants[i].record) continue;
+        wants[i].record = s->data;
+        s->owed = 0;
+        s->keep_until_s = 0;
+        ++*ready;
+    }
+    return *ready ? WE_OK : WE_E_PAUSED;
 }
 
-/* ---- size ---- */
-
-#define GROW(array, n) grow_array((n), sizeof *(array), (array), &bigger) && ((array) = bigger, 1)
-
-static int grow_array(size_t n, size_t item_bytes, void *array, void **bigger)
+we_status we_cache_wait(we_cache *c, we_want *wants, uint32_t n, double until_s, uint32_t *ready, we_fault *fault)
 {
-    *bigger = n > SIZE_MAX / item_bytes ? NULL : realloc(array, n * item_bytes);
-    return *bigger != NULL;
+    int changed = 0;
+    *ready = 0;
+    os_lock(&c->mutex);
+    we_status status = hand_out(c, wants, n, ready, fault);
+    if (status == WE_E_PAUSED) {
+        const double start = we_clock_s();
+        double now = start;
+        do {
+            if (c->n_readers == 0 && we_reader_read_one(c)) {
+                changed = 1;
+            } else if (now < until_s) {
+                c->waiting++;
+                os_wait_until(&c->ready, &c->mutex, until_s);
+                c->waiting--;
+                changed = 1;
+            }
+            status = hand_out(c, wants, n, ready, fault);
+            now = we_clock_s();
+        } while (status == WE_E_PAUSED && now < until_s && !(n == 0 && changed));
+        c->stats.wait_s += now - start;
+    }
+    os_unlock(&c->mutex);
+    return status;
 }
 
-/* n more slots, in `gone`. On failure nothing changes. */
-static we_status reserve_slots(we_cache *c, uint32_t n)
+static void unpin(we_cache *c, uint32_t at, int come_back)
 {
-    const size_t bytes = c->layout.record_bytes, total = (size_t)c->n_slots + n;
-    if (n > SIZE_MAX / bytes) return WE_E_MEMORY;
-    void *bigger;
-    if (!(GROW(c->slots, total)) || !(GROW(c->active, total)) || !(GROW(c->empty, total)) || !(GROW(c->gone, total)))
-        return WE_E_MEMORY;
-    segment *s = malloc(sizeof *s);
-    if (!s) return WE_E_MEMORY;
-    s->bytes = n * bytes;
-    s->data = we_pages_reserve(s->bytes);
-    if (!s->data) {
-        free(s);
-        return WE_E_MEMORY;
+    slot *s = &c->slots[at];
+    if (--s->pins > 0) return;
+    if (s->state == SLOT_FAILED) {
+        we_slots_clear(c, at);
+    } else if (s->state == SLOT_QUEUED && !come_back) {
+        we_reader_drop(c, at);
+        we_slots_clear(c, at);
+        c->stats.dropped++;
     }
-    s->next = c->segments;
-    c->segments = s;
-    for (uint32_t i = n; i-- > 0;) {                /* so that the lowest address is used first */
-        c->slots[c->n_slots + i] = (slot){(uint8_t *)s->data + i * bytes, 0, 0, NOWHERE};
-        c->gone[c->n_gone++] = c->n_slots + i;
-    }
-    c->n_slots += n;
-    return WE_OK;
+    we_slots_settle(c, at);
 }
 
-static void sift_down(const we_cache *c, uint32_t *heap, uint32_t at, uint32_t n)
+void we_cache_release(we_cache *c, we_want *wants, uint32_t n, int come_back)
 {
-    for (;;) {
-        uint32_t child = 2 * at + 1;
-        if (child >= n) return;
-        if (child + 1 < n && is_worse(c, heap[child + 1], heap[child])) child++;
-        if (!is_worse(c, heap[child], heap[at])) return;
-        const uint32_t swap = heap[at];
-        heap[at] = heap[child];
-        heap[child] = swap;
-        at = child;
+    os_lock(&c->mutex);
+    for (uint32_t i = 0; i < n && come_back; i++) {
+        if (wants[i].record) continue;
+        c->slots[wants[i].slot].keep_until_s = we_clock_s() + KEEP_S;
+        break;
     }
+    for (uint32_t i = 0; i < n; i++) {
+        unpin(c, wants[i].slot, come_back);
+        wants[i].record = NULL;
+    }
+    we_slots_check(c);
+    if (c->waiting) os_broadcast(&c->ready);
+    os_unlock(&c->mutex);
 }
 
-/* Best first. A heap sort: shrinking must not need memory. */
-static void sort_active(we_cache *c)
+/* ---- ahead ---- */
+
+static int is_real(const we_cache *c, uint32_t layer, uint32_t expert)
 {
-    uint32_t *heap = c->active;
-    for (uint32_t i = c->n_active / 2; i-- > 0;) sift_down(c, heap, i, c->n_active);
-    for (uint32_t n = c->n_active; n > 1; n--) {
-        const uint32_t worst = heap[0];
-        heap[0] = heap[n - 1];
-        heap[n - 1] = worst;
-        sift_down(c, heap, 0, n - 1);
-    }
+    return layer < c->n_layers && expert < c->banks[layer].n_experts;
 }
 
-static void shrink(we_cache *c, uint32_t slots)
+/* Guesses that may be read: those that were not used, as far as one knows, stay a share of all reads. */
+static uint32_t guesses_allowed(const we_cache *c)
 {
-    sort_active(c);
-    while (c->n_active > slots) {
-        const uint32_t at = c->active[--c->n_active];
-        if (c->slots[at].record != NOWHERE) evict(c, at);
-        we_pages_give_back(c->slots[at].data, c->layout.record_bytes);
-        c->gone[c->n_gone++] = at;
-    }
-    c->n_empty = 0;
-    for (uint32_t i = 0; i < c->n_active; i++)
-        if (c->slots[c->active[i]].record == NOWHERE) c->empty[c->n_empty++] = c->active[i];
+    const uint64_t unused = c->stats.guessed - c->stats.guesses_used, most = c->stats.reads / GUESS_SHARE;
+    return most > unused ? (uint32_t)(most - unused < GUESSES_MAX ? most - unused : GUESSES_MAX) : 0;
 }
 
-we_status we_cache_resize(we_cache *c, uint32_t slots, we_fault *fault)
+uint32_t we_cache_guess(we_cache *c, uint32_t layer, const uint32_t *experts, uint32_t n)
 {
-    if (c->n_pinned) return we_fail(fault, WE_E_MEMORY, "a record of the cache is in use", 0, 0);
-    if (slots > c->n_records) slots = c->n_records;
-    if (slots < 1) slots = 1;
-    if (slots < c->n_active) {
-        shrink(c, slots);
-    } else if (slots - c->n_active > c->n_gone) {
-        const we_status status = reserve_slots(c, slots - c->n_active - c->n_gone);
-        if (status != WE_OK) return we_fail(fault, status, "slots of the cache", 0, 0);
+    os_lock(&c->mutex);
+    const uint32_t most = guesses_allowed(c);
+    c->n_guesses = 0;
+    c->guess_number++;
+    c->guess_layer = layer;
+    for (uint32_t i = 0; i < n && c->n_readers > 0; i++) {
+        if (!is_real(c, layer, experts[i])) continue;
+        const uint32_t record = c->first[layer] + experts[i], at = c->where[record];
+        if (at != NOWHERE) c->slots[at].guess = c->guess_number;
+        else if (c->n_guesses < most) c->guesses[c->n_guesses++] = record;
     }
-    while (c->n_active < slots) {
-        const uint32_t at = c->gone[--c->n_gone];
-        c->active[c->n_active++] = at;
-        c->empty[c->n_empty++] = at;
-    }
-    check_sanity(c);
-    return WE_OK;
+    const uint32_t taken = c->n_guesses;
+    we_reader_wake(c, taken);
+    os_unlock(&c->mutex);
+    return taken;
 }
 
-uint32_t we_cache_slots(const we_cache *c) { return c->n_active; }
-
-we_cache_stats we_cache_get_stats(const we_cache *c) { return c->stats; }
-
-size_t we_cache_bytes(const we_record_layout *layout, uint32_t n_layers, uint32_t n_experts, uint32_t slots)
+void we_cache_missing(we_cache *c, uint32_t layer, const uint32_t *experts, uint32_t n, uint8_t *missing)
 {
-    const uint64_t records = (uint64_t)n_layers * n_experts;
-    if (slots > records) slots = (uint32_t)records;
-    const uint64_t per_slot = layout->record_bytes + sizeof(slot) + 3 * sizeof(uint32_t);
-    return (size_t)(sizeof(we_cache) + sizeof(segment) + n_layers * sizeof(uint32_t) +
-                    records * (sizeof(uint32_t) + sizeof(uint16_t)) + slots * per_slot);
+    os_lock(&c->mutex);
+    for (uint32_t i = 0; i < n; i++)
+        missing[i] = is_real(c, layer, experts[i]) && c->where[c->first[layer] + experts[i]] == NOWHERE;
+    os_unlock(&c->mutex);
+}
+
+uint32_t we_cache_hint(we_cache *c, uint32_t layer, const uint32_t *experts, uint32_t n)
+{
+    uint32_t taken = 0;
+    os_lock(&c->mutex);
+    for (uint32_t i = 0; i < n && c->n_readers > 0; i++) {
+        if (!is_real(c, layer, experts[i])) continue;
+        const uint32_t record = c->first[layer] + experts[i];
+        if (c->where[record] != NOWHERE || c->hinted[record]) continue;
+        c->hints[(c->first_hint + c->n_hints++) % c->n_records] = record;
+        c->hinted[record] = 1;
+        taken++;
+    }
+    we_reader_wake(c, taken);
+    os_unlock(&c->mutex);
+    return taken;
+}
+
+void we_cache_uses(we_cache *c, uint16_t *uses)
+{
+    os_lock(&c->mutex);
+    memcpy(uses, c->uses, c->n_records * sizeof *uses);
+    os_unlock(&c->mutex);
+}
+
+uint32_t we_cache_slots(we_cache *c)
+{
+    os_lock(&c->mutex);
+    const uint32_t slots = c->target;
+    os_unlock(&c->mutex);
+    return slots;
+}
+
+we_cache_stats we_cache_get_stats(we_cache *c)
+{
+    os_lock(&c->mutex);
+    we_cache_stats stats = c->stats;
+    if (c->reading) stats.read_s += we_clock_s() - c->busy_since_s;
+    os_unlock(&c->mutex);
+    return stats;
 }
 
 /* ---- life ---- */
 
+static int make_arrays(we_cache *c, const we_bank *banks)
+{
+    const size_t n = c->n_records;
+    c->banks = malloc(c->n_layers * sizeof *c->banks);
+    c->first = calloc(c->n_layers, sizeof *c->first);
+    c->where = malloc(n * sizeof *c->where);
+    c->uses = calloc(n, sizeof *c->uses);
+    c->slots = malloc(n * sizeof *c->slots);        /* of these four only what is used is ever touched */
+    c->active = malloc(n * sizeof *c->active);
+    c->empty = malloc(n * sizeof *c->empty);
+    c->gone = malloc(n * sizeof *c->gone);
+    c->hints = malloc(n * sizeof *c->hints);
+    c->hinted = calloc(n, sizeof *c->hinted);
+    if (!c->banks || !c->first || !c->where || !c->uses || !c->slots || !c->active || !c->empty || !c->gone ||
+        !c->hints || !c->hinted)
+        return 0;
+    memcpy(c->banks, banks, c->n_layers * sizeof *banks);
+    for (uint32_t layer = 1; layer < c->n_layers; layer++)
+        c->first[layer] = c->first[layer - 1] + banks[layer - 1].n_experts;
+    for (uint32_t r = 0; r < c->n_records; r++) c->where[r] = NOWHERE;
+    return 1;
+}
+
+static int make_locks(we_cache *c)
+{
+    if (os_mutex_init(&c->mutex) != 0) return 0;
+    if (os_cond_init(&c->work) != 0) goto no_work;
+    if (os_cond_init(&c->ready) == 0) return 1;
+    os_cond_destroy(&c->work);
+no_work:
+    os_mutex_destroy(&c->mutex);
+    return 0;
+}
+
+static void free_arrays(we_cache *c)
+{
+    we_slots_free(c);
+    free(c->banks);
+    free(c->first);
+    free(c->where);
+    free(c->uses);
+    free(c->hints);
+    free(c->hinted);
+    free(c);
+}
+
+void we_cache_free(we_cache *c)
+{
+    for (uint32_t layer = 0; layer < c->n_layers; layer++)
+        if (c->banks[layer].n_experts) we_file_close(&c->banks[layer].file);
+    os_cond_destroy(&c->ready);
+    os_cond_destroy(&c->work);
+    os_mutex_destroy(&c->mutex);
+    free_arrays(c);
+}
+
 we_status we_cache_create(we_cache **out, const we_record_layout *layout, const we_bank *banks, uint32_t n_layers,
-                          uint32_t slots, int check_crc, we_fault *fault)
+                          uint32_t slots, int check_crc, unsigned io_threads, we_fault *fault)
 {
     *out = NULL;
     uint64_t records = 0;
@@ -302,47 +302,61 @@ we_status we_cache_create(we_cache **out, const we_record_layout *layout, const 
     we_cache *c = calloc(1, sizeof *c);
     if (!c) return we_fail(fault, WE_E_MEMORY, "cache", 0, 0);
     c->layout = *layout;
-    c->banks = banks;
     c->n_layers = n_layers;
     c->n_records = (uint32_t)records;
     c->check_crc = check_crc;
-    c->epoch = 1;
+    c->pid = os_pid();
     c->random = 0x9e3779b97f4a7c15u;
-    c->first = calloc(n_layers, sizeof *c->first);
-    c->where = malloc(records * sizeof *c->where);
-    c->uses = calloc(records, sizeof *c->uses);
-    if (!c->first || !c->where || !c->uses) {
-        we_cache_destroy(c);
+    c->demand_number = c->guess_number = 1;
+    c->guess_layer = c->queue_first = c->queue_last = NOWHERE;
+    if (!make_arrays(c, banks) || !make_locks(c)) {
+        free_arrays(c);
         return we_fail(fault, WE_E_MEMORY, "cache", 0, 0);
     }
-    for (uint32_t layer = 1; layer < n_layers; layer++)
-        c->first[layer] = c->first[layer - 1] + banks[layer - 1].n_experts;
-    for (uint32_t r = 0; r < c->n_records; r++) c->where[r] = NOWHERE;
     const we_status status = we_cache_resize(c, slots, fault);
     if (status != WE_OK) {
-        we_cache_destroy(c);
+        for (uint32_t layer = 0; layer < n_layers; layer++) c->banks[layer].n_experts = 0;      /* the caller's files */
+        we_cache_free(c);
         return status;
     }
     c->age_at = (uint64_t)AGE_PERIOD * c->n_active + c->n_records;
+    we_reader_start(c, io_threads);
     *out = c;
     return WE_OK;
 }
 
+/* In a child process: the threads are not here, and one of them may have held the mutex. */
+static void forget(we_cache *c)
+{
+    for (uint32_t layer = 0; layer < c->n_layers; layer++)
+        if (c->banks[layer].n_experts) we_file_close(&c->banks[layer].file);
+}
+
 void we_cache_destroy(we_cache *c)
 {
+    os_thread threads[WE_IO_THREADS_MAX];
+    int ended[WE_IO_THREADS_MAX];
     if (!c) return;
-    while (c->segments) {
-        segment *s = c->segments;
-        c->segments = s->next;
-        we_pages_release(s->data, s->bytes);
-        free(s);
+    if (c->pid != os_pid()) {
+        forget(c);
+        return;
     }
-    free(c->slots);
-    free(c->active);
-    free(c->empty);
-    free(c->gone);
-    free(c->first);
-    free(c->where);
-    free(c->uses);
-    free(c);
+    os_lock(&c->mutex);
+    const double until_s = we_clock_s() + GRACE_S;
+    c->stop = 1;
+    os_broadcast(&c->work);
+    while (c->alive > 0 && we_clock_s() < until_s) os_wait_until(&c->ready, &c->mutex, until_s);
+    const unsigned n = c->n_readers;
+    const int abandoned = c->alive > 0;
+    for (unsigned i = 0; i < n; i++) {
+        threads[i] = c->readers[i].thread;
+        ended[i] = c->readers[i].ended;
+    }
+    c->abandoned = abandoned;
+    os_unlock(&c->mutex);                           /* from here on an abandoned cache is its last thread's */
+    for (unsigned i = 0; i < n; i++) {
+        if (ended[i]) os_join(threads[i]);
+        else os_detach(threads[i]);
+    }
+    if (!abandoned) we_cache_free(c);
 }

@@ -1,17 +1,9 @@
 /* The governor of governor.h. */
-#ifndef _WIN32
-#define _POSIX_C_SOURCE 200809L
-#endif
+#include "os_threads.h"
 #include "warp_embed/governor.h"
 #include <stdatomic.h>
 #include <stdlib.h>
-#ifdef _WIN32
-#include "pool_win32.h"
-#else
-#include "pool_posix.h"
-#endif
 #include "platform_fault.h"
-#include "pool_clock.h"
 
 #define SLACK_SHARE 8
 #define STEPS 64

@@ -5,20 +5,12 @@
  * consistent, so either the worker sees a closed region and leaves, or the caller sees the worker and waits for it.
  * A worker that wakes too late therefore delays nobody, and the region's fields are never read while they change.
  * The same pattern, a store then a load of the other side's word, rules out lost wake-ups for `parked` and `waiting`. */
-#ifndef _WIN32
-#define _POSIX_C_SOURCE 200809L
-#endif
+#include "os_threads.h"
 #include "warp_embed/pool.h"
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
-#ifdef _WIN32
-#include "pool_win32.h"
-#else
-#include "pool_posix.h"
-#endif
-#include "pool_clock.h"
 #include "warp_embed/target.h"
 #ifdef WE_X86
 #include <immintrin.h>

@@ -3,7 +3,7 @@
 The routed experts' results are added in ascending order of expert id, in every path, so that the sum of a token does
 not depend on how its pass was cut.
 """
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from warp_embed._kernels cimport we_acts, we_kernels, we_matrix, we_router, we_status
@@ -113,9 +113,9 @@ cdef we_status fetch_experts(Pass *p, int layer, size_t begin, size_t *end, size
     """Pin experts from `begin` on, until one more would exceed the pair buffer or the cache; *end is the first left out.
     s.experts[e] are the views of those that have tokens."""
     cdef Scratch *s = p.s
-    cdef const void *record
     cdef const float *books[3]
-    cdef size_t e = begin, pins = 0, row0 = s.first[begin]
+    cdef size_t e = begin, pins = 0, row0 = s.first[begin], i
+    cdef uint32_t pinned = 0, ready
     cdef we_status status
     cdef int m
     for m in range(WE_MATRICES):
@@ -124,12 +124,22 @@ cdef we_status fetch_experts(Pass *p, int layer, size_t begin, size_t *end, size
             books[m] = p.books + (layer * WE_MATRICES + m) * p.book_stride
     while e < p.c.E and pins < max_pins and s.first[e + 1] - row0 <= s.pair_rows:
         if s.first[e + 1] > s.first[e]:
-            status = p.store.get(p.cache, layer, <unsigned>e, &record, &p.fault)
-            if status != WE_OK:
-                return status
-            p.store.views(p.layout, record, books, s.experts + e * WE_MATRICES)
+            s.wants[pins].expert = <uint32_t>e
             pins += 1
         e += 1
+    while pinned == 0:
+        status = p.store.demand(p.cache, layer, s.wants, <uint32_t>pins, &pinned, &p.fault)
+        if status != WE_OK:
+            return status
+    s.n_wants = pinned
+    if pinned < pins:
+        e = s.wants[pinned].expert
+    for i in range(pinned):
+        while s.wants[i].record == NULL:
+            status = p.store.wait(p.cache, s.wants, pinned, 1e9, &ready, &p.fault)
+            if status != WE_OK:
+                return status
+        p.store.views(p.layout, s.wants[i].record, books, s.experts + s.wants[i].expert * WE_MATRICES)
     end[0] = e
     return WE_OK
 
@@ -218,7 +228,8 @@ cdef we_status moe_layer(Pass *p, const LayerWeights *w, int layer, size_t *expe
         status = fetch_experts(p, layer, expert[0], &end, p.max_pins)
         if status == WE_OK:
             run_experts(p, expert[0], end)
-        p.store.unpin_all(p.cache)
+        p.store.release(p.cache, s.wants, <uint32_t>s.n_wants, False)
+        s.n_wants = 0
         if status != WE_OK:
             return status
         expert[0] = end

@@ -214,12 +214,12 @@ cdef class Engine:
             pool_api().destroy(self.pool)
 
     def counters(self):
-        """(hits, misses, bytes read, seconds of reading) of the expert cache since open."""
+        """(hits, misses, bytes read, seconds waited for reads) of the expert cache since open."""
         cdef we_cache_stats stats
         if self.store is None or self.store.cache == NULL:
             return 0, 0, 0, 0.0
         stats = store_api().stats(self.store.cache)
-        return stats.hits, stats.misses, stats.bytes_read, stats.read_s
+        return stats.hits, stats.misses, stats.bytes_read, stats.wait_s
 
     cdef void start(self, Pass *p) noexcept:
         """Point a pass at this engine's parts."""

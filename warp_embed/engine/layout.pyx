@@ -10,6 +10,7 @@ from libc.string cimport memset
 
 from warp_embed._kernels cimport we_acts, we_latent_bytes, we_matrix, we_mla_work
 from warp_embed._kernels cimport WE_F32, WE_KV_F16, WE_KV_F32, WE_KV_Q8, WE_LATENT_TILE
+from warp_embed._experts cimport we_want
 from warp_embed._store cimport Trunk
 from warp_embed.engine.structs cimport Config, FfnWeights, Job, KdaWeights, LayerState, LayerWeights, Linear, MlaWeights
 from warp_embed.engine.structs cimport Scratch, StateParts, Weights
@@ -137,6 +138,7 @@ cdef void carve_feed_forward(const Config *c, Scratch *s, Carver *k) noexcept no
     s.pair_up = take_floats(k, s.pair_rows * c.I)
     take_acts(k, &s.pair_acts, s.pair_rows, c.X, 1)
     take_acts(k, &s.pair_inner_acts, s.pair_rows, c.I, 1)
+    s.wants = <we_want *>take(k, c.E * sizeof(we_want))
     s.experts = <we_matrix *>take(k, 3 * c.E * sizeof(we_matrix))
     s.expert_acts = <we_acts *>take(k, 2 * c.E * sizeof(we_acts))
 

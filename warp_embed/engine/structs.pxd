@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t
 
 from warp_embed._kernels cimport we_acts, we_kernels, we_kv, we_matrix, we_pool, we_pool_api, we_router
 from warp_embed._kernels cimport we_fault, we_status
-from warp_embed._experts cimport we_cache, we_store_api
+from warp_embed._experts cimport we_cache, we_store_api, we_want
 from warp_embed._store cimport we_record_layout
 
 
@@ -145,6 +145,8 @@ cdef struct Scratch:                    # one per model; a pass at a time
     float *pair_up                      # [pair_rows][I]
     we_acts pair_acts                   # of pair_x
     we_acts pair_inner_acts             # of pair_gate
+    we_want *wants                      # [E] records in use or on their way, ascending
+    size_t n_wants
     we_matrix *experts                  # [E][3] views of pinned records
     we_acts *expert_acts                # [E][2] slices of pair_acts and pair_inner_acts
 

@@ -1,6 +1,6 @@
 /* Monotonic seconds, for durations only. */
-#ifndef WARP_EMBED_POOL_CLOCK_H
-#define WARP_EMBED_POOL_CLOCK_H
+#ifndef WARP_EMBED_OS_CLOCK_H
+#define WARP_EMBED_OS_CLOCK_H
 #if defined(_WIN32)
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
