@@ -89,7 +89,7 @@ def extensions():
     return [
         extension("warp_embed._kernels", *sorted(glob("warp_embed/csrc/kernels/*.c")),
                   "warp_embed/csrc/cpu.c", "warp_embed/csrc/pool.c"),
-        extension("warp_embed._store", *reading),
+        extension("warp_embed._store", "warp_embed/csrc/load.c", *reading),
         extension("warp_embed._experts", "warp_embed/csrc/cache.c", "warp_embed/csrc/cache_slots.c",
                   "warp_embed/csrc/cache_reader.c", *reading),
         *(extension(path[:-4].replace("/", ".")) for path in sorted(glob("warp_embed/engine/*.pyx"))),

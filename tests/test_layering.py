@@ -26,10 +26,10 @@ MAY_USE = {
 # First match wins; paths are relative to the repository, without suffix.
 LAYER_OF = [
     (r"include/warp_embed/(status|target|cpu|kernels|pool)", "kernels"),
-    (r"include/warp_embed/(record|platform|cache|watch|governor)", "store"),
+    (r"include/warp_embed/(record|platform|load|cache|watch|governor)", "store"),
     (r"include/warp_embed/latents", "engine"),
     (r"warp_embed/csrc/(kernels/.*|cpu|pool|os_\w+)", "kernels"),
-    (r"warp_embed/csrc/(record|cache|platform|governor)\w*", "store"),
+    (r"warp_embed/csrc/(record|load|cache|platform|governor)\w*", "store"),
     (r"warp_embed/_kernels", "kernels"),
     (r"warp_embed/_(store|experts)", "store"),
     (r"warp_embed/(errors|units|_version)", "base"),

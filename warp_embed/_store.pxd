@@ -53,8 +53,25 @@ cdef extern from "warp_embed/record.h" nogil:
                               uint32_t codebook, int check_crc, we_fault *fault)
     void we_record_views(const we_record_layout *layout, const void *record, const float *const *books,
                          we_matrix *out)
-    int we_matrix_is_finite(const we_matrix *matrix)
     uint32_t we_crc32(uint32_t crc, const void *data, size_t n)
+
+cdef extern from "warp_embed/load.h" nogil:
+    const size_t WE_LOAD_PIECE
+    ctypedef struct we_piece:
+        uint64_t offset
+        uint8_t *to
+        uint32_t bytes
+        uint32_t owner
+        uint8_t encoding
+        uint8_t scales
+    ctypedef struct we_load:
+        pass
+    we_status we_load_create(we_load **load, const char *path, const we_piece *pieces, size_t n, we_fault *fault)
+    void we_load_work(we_load *load)
+    void we_load_stop(we_load *load)
+    uint64_t we_load_done(const we_load *load)
+    we_status we_load_result(const we_load *load, size_t *piece, we_fault *fault)
+    void we_load_destroy(we_load *load)
 
 
 cdef class Pages:
@@ -85,5 +102,6 @@ cdef class Trunk:
     cdef list entries               # TrunkEntry of each matrix
     cdef readonly str path
     cdef readonly size_t nbytes
-    cdef size_t read_tensor(self, const we_file *file, int i, entry, size_t at) except? 0
+    cdef size_t place_tensor(self, int i, entry, size_t at, list spans) except? 0
+    cdef int read(self, list spans, on_progress) except -1
     cdef const we_matrix *matrix(self, str name) except NULL

@@ -1,7 +1,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,15 @@ class RecordLayout:
     def span(self, m: int) -> int: ...
     def check(self, record: Buffer, layer: int, expert: int, codebook: int, crc: bool = True) -> None: ...
     def header(self, layer: int, expert: int, codebook: int, crc: int) -> bytes: ...
+
+LOAD_THREADS: int
+LOAD_LOOK_S: float
+
+@final
+class Load:
+    def __init__(self, path: str, pages: Pages, spans: list[tuple[int, int, int, int, int, bool]]) -> None: ...
+    def work(self) -> None: ...
+    def run(self, on_progress: Callable[[int, int], object] | None, total: int) -> None: ...
 
 @disjoint_base
 class Trunk:

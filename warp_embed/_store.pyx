@@ -1,23 +1,28 @@
 """Reading containers: files, page-aligned memory, record layouts, the resident trunk."""
 import os
+import signal
 import struct
+import threading
 
 import numpy as np
 
 from warp_embed.errors import FormatError, RecordError
 
+cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
-from cpython.exc cimport PyErr_CheckSignals
 from libc.stdlib cimport calloc, free
 from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from warp_embed._kernels cimport (
-    WE_BF16, WE_E_IO, WE_E_MEMORY, WE_E_RECORD, WE_E_SHORT_READ, WE_F32, WE_OK, WE_Q3G, WE_Q4G, WE_Q8G, WE_VQ2R,
-    WE_VQ3R, WE_VQ4P, kernels)
+    WE_BF16, WE_E_IO, WE_E_MEMORY, WE_E_NUMERIC, WE_E_RECORD, WE_E_SHORT_READ, WE_F32, WE_OK, WE_Q3G, WE_Q4G, WE_Q8G,
+    WE_VQ2R, WE_VQ3R, WE_VQ4P, kernels)
 
 cdef size_t PLACE = 64                      # alignment of a tensor in memory
 _HEADER = struct.Struct("<4sHHBBHHHIIIIIIII")
+_MASK = getattr(signal, "pthread_sigmask", None)
+LOAD_THREADS = 4
+LOAD_LOOK_S = 0.05                          # how often a load calls on_progress
 
 
 # ----------------------------------------------------------------- faults ----
@@ -220,10 +225,90 @@ cdef size_t trunk_row_bytes(int encoding, size_t cols, size_t group) except? 0:
 cdef size_t place(size_t nbytes) noexcept nogil:
     return (nbytes + PLACE - 1) // PLACE * PLACE
 
+@cython.final
+cdef class Load:
+    """A load under way, with all that it writes to: a thread whose read does not come back keeps it alive."""
+    cdef we_load *load
+    cdef we_piece *pieces
+    cdef size_t n
+    cdef Pages pages
+
+    def __init__(self, str path, Pages pages, list spans):
+        """spans: (address, offset, nbytes, tensor, encoding, scales) of what is read from path into pages."""
+        cdef we_fault fault
+        cdef we_status status
+        cdef we_piece *piece
+        cdef size_t n = sum((span[2] + WE_LOAD_PIECE - 1) // WE_LOAD_PIECE for span in spans)
+        cdef size_t at, nbytes
+        cdef bytes raw = os.fsencode(path)
+        cdef const char *name = raw
+        if b"\0" in raw:
+            raise ValueError("a file name holds a null character")
+        self.pages = pages
+        self.pieces = <we_piece *>calloc(n + 1, sizeof(we_piece))
+        if self.pieces == NULL:
+            raise MemoryError()
+        for address, offset, size, tensor, encoding, scales in spans:
+            at, nbytes = 0, size
+            while at < nbytes:
+                piece = &self.pieces[self.n]
+                piece.offset, piece.to = offset + at, <unsigned char *><uintptr_t>address + at
+                piece.bytes = <unsigned>min(WE_LOAD_PIECE, nbytes - at)
+                piece.owner, piece.encoding, piece.scales = tensor, encoding, scales
+                at += piece.bytes
+                self.n += 1
+        with nogil:
+            status = we_load_create(&self.load, name, self.pieces, self.n, &fault)
+        if status != WE_OK:
+            raise_fault(&fault, path)
+
+    def __dealloc__(self):
+        we_load_destroy(self.load)
+        free(self.pieces)
+
+    def work(self):
+        if _MASK is not None:
+            _MASK(signal.SIG_BLOCK, signal.valid_signals())     # the host's handlers run in the host's threads
+        with nogil:
+            we_load_work(self.load)
+
+    def run(self, on_progress, size_t total):
+        """Read everything; on_progress(done, total) is called in this thread meanwhile. Ends with an exception at once,
+        even when a read hangs: then its thread stays until the system lets it go."""
+        threads = [threading.Thread(target=self.work, name="warp_embed load", daemon=True)
+                   for _ in range(min(LOAD_THREADS, self.n))]
+        started = []
+        try:
+            for thread in threads:
+                try:
+                    thread.start()
+                except RuntimeError:                            # the system has no more threads for us
+                    break
+                started.append(thread)
+            if not started:
+                with nogil:
+                    we_load_work(self.load)
+            for thread in started:
+                thread.join(LOAD_LOOK_S)
+                while thread.is_alive():
+                    if on_progress is not None:
+                        on_progress(we_load_done(self.load), total)
+                    thread.join(LOAD_LOOK_S)
+        except BaseException:
+            we_load_stop(self.load)
+            for thread in started:
+                thread.join(LOAD_LOOK_S / LOAD_THREADS)
+            raise
+
+    cdef we_status result(self, size_t *tensor, we_fault *fault) noexcept:
+        cdef size_t piece = 0
+        cdef we_status status = we_load_result(self.load, &piece, fault)
+        tensor[0] = self.pieces[piece].owner if piece < self.n else 0
+        return status
+
 cdef class Trunk:
     def __init__(self, path, entries, on_progress=None):
-        """Read tensors (TrunkEntry, checked by Manifest) into memory; on_progress(done, total) after each of them."""
-        cdef we_file file
+        """Read tensors (TrunkEntry, checked by Manifest) into memory; on_progress(done, total) several times a second."""
         cdef size_t at = 0
         cdef int i
         if self.matrices != NULL:
@@ -237,49 +322,48 @@ cdef class Trunk:
         self.matrices = <we_matrix *>calloc(max(1, len(self.entries)), sizeof(we_matrix))
         if self.matrices == NULL:
             raise MemoryError()
-        open_file(&file, self.path, False)
-        try:
-            for i, entry in enumerate(self.entries):
-                at = self.read_tensor(&file, i, entry, at)
-                PyErr_CheckSignals()                # Ctrl-C ends a load of many gigabytes
-                if on_progress is not None:
-                    on_progress(at, self.nbytes)
-        finally:
-            we_file_close(&file)
+        spans = []
+        for i, entry in enumerate(self.entries):
+            at = self.place_tensor(i, entry, at, spans)
+        self.read(spans, on_progress)
+        if on_progress is not None:
+            on_progress(self.nbytes, self.nbytes)
 
     def __dealloc__(self):
         free(self.matrices)
 
-    cdef size_t read_tensor(self, const we_file *file, int i, entry, size_t at) except? 0:
-        """Read tensor i to byte `at` of the pages; returns where the next begins."""
+    cdef size_t place_tensor(self, int i, entry, size_t at, list spans) except? 0:
+        """Give tensor i its place, from byte `at` of the pages on; returns where the next begins."""
         cdef we_matrix *m = &self.matrices[i]
         cdef size_t payload = entry.payload_bytes, scales = entry.scale_bytes
-        cdef uint64_t offset = entry.offset, scale_offset = entry.scale_offset
-        cdef unsigned char *to = self.pages.data + at
-        cdef we_fault fault
-        cdef we_status status
-        cdef bint finite
+        cdef uintptr_t to = <uintptr_t>(self.pages.data + at)
         m.encoding, m.rows, m.cols = entry.encoding, entry.rows, entry.cols
         m.group = entry.group if scales else 0
         m.row_bytes = trunk_row_bytes(m.encoding, m.cols, entry.group)
         if m.row_bytes * m.rows != payload or at + place(payload) + place(scales) > self.nbytes:
             raise ValueError(f"{entry.name}: the sizes of this entry contradict each other")
-        m.payload = to
+        m.payload = <void *>to
         m.scales = <const uint16_t *>(to + place(payload)) if scales else NULL
-        with nogil:
-            status = we_file_read(file, to, payload, offset, &fault)
-            if status == WE_OK and scales:
-                status = we_file_read(file, to + place(payload), scales, scale_offset, &fault)
-            finite = status != WE_OK or we_matrix_is_finite(m)
-        if not finite:
-            raise FormatError(f"{self.path}: {entry.name} holds NaN or infinity", file=self.path, field=entry.name)
-        if status != WE_OK:
-            try:
-                raise_fault(&fault, self.path)
-            except FormatError as error:
-                raise FormatError(f"{error} ({entry.name})", file=self.path, field=entry.name,
-                                  offset=error.offset) from None
+        spans.append((to, entry.offset, payload, i, m.encoding, False))
+        if scales:
+            spans.append((to + place(payload), entry.scale_offset, scales, i, m.encoding, True))
         return at + place(payload) + place(scales)
+
+    cdef int read(self, list spans, on_progress) except -1:
+        cdef Load load = Load(self.path, self.pages, spans)
+        cdef we_fault fault
+        cdef size_t tensor = 0
+        load.run(on_progress, self.nbytes)
+        cdef we_status status = load.result(&tensor, &fault)
+        if status == WE_OK:
+            return 0
+        name = self.entries[tensor].name
+        if status == WE_E_NUMERIC:
+            raise FormatError(f"{self.path}: {name} holds NaN or infinity", file=self.path, field=name)
+        try:
+            raise_fault(&fault, self.path)
+        except FormatError as error:
+            raise FormatError(f"{error} ({name})", file=self.path, field=name, offset=error.offset) from None
 
     @staticmethod
     def bytes_needed(entries):

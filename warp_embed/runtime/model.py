@@ -65,7 +65,8 @@ class Model:
         verify : bool
             Check the CRC of every expert record when it is read (headers are always checked).
         on_progress : callable(done_bytes, total_bytes), optional
-            Called in this thread between tensors. An exception stops the loading and comes out of here.
+            Called in this thread, several times a second while weights are read. An exception stops the loading and
+            comes out of here at once.
 
         Raises
         ------
