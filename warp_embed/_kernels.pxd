@@ -134,10 +134,15 @@ cdef extern from "warp_embed/kernels.h" nogil:
         void (*add)(float *y, const float *x, size_t n) noexcept nogil
         void (*add_scaled)(float *y, float a, const float *x, size_t n) noexcept nogil
         void (*silu_mul)(float *y, const float *gate, const float *up, size_t n) noexcept nogil
+        void (*situ_mul)(float *y, const float *gate, const float *up, float beta, float linear,
+                         size_t n) noexcept nogil
+        void (*mul_sigmoid)(float *y, const float *gate, size_t n) noexcept nogil
         void (*rms_norm)(float *y, const float *x, const float *w, float eps, size_t n) noexcept nogil
         void (*rms_norm_gated)(float *y, const float *x, const float *w, const float *gate, float eps,
                                size_t n) noexcept nogil
         void (*l2_norm)(float *x, float scale, size_t n) noexcept nogil
+        void (*mix_rows)(float *y, float *alpha, const float *v, size_t stride, size_t n_rows, const float *w,
+                         const float *proj, float eps, size_t n) noexcept nogil
         void (*short_conv)(float *y, size_t y_stride, float *tail_out, const float *u, size_t u_stride,
                            const float *tail_in, size_t tail_stride, const float *taps, size_t taps_stride, size_t K,
                            size_t n, size_t c0, size_t c1) noexcept nogil

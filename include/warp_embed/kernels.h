@@ -170,12 +170,21 @@ typedef struct we_kernels {
     void (*add)(float *y, const float *x, size_t n);                    /* y += x                          */
     void (*add_scaled)(float *y, float a, const float *x, size_t n);    /* y += a x                        */
     void (*silu_mul)(float *y, const float *gate, const float *up, size_t n);   /* y = silu(gate) up; y may be either */
+    /* y = beta tanh(gate / beta) sigmoid(gate) u,  u = linear tanh(up / linear), or up if linear is 0; beta > 0,
+     * linear >= 0; y may be either. SiTU: silu between -beta and beta. */
+    void (*situ_mul)(float *y, const float *gate, const float *up, float beta, float linear, size_t n);
+    void (*mul_sigmoid)(float *y, const float *gate, size_t n);         /* y *= sigmoid(gate)              */
     /* y = x / sqrt(mean(x^2) + eps) * w, n elements; y may be x. The mean is summed in f64. */
     void (*rms_norm)(float *y, const float *x, const float *w, float eps, size_t n);
     /* y = rms_norm(x; w, eps) * sigmoid(gate); y may be x or gate. */
     void (*rms_norm_gated)(float *y, const float *x, const float *w, const float *gate, float eps, size_t n);
     /* x = x / sqrt(sum(x^2) + 1e-6) * scale, in place. */
     void (*l2_norm)(float *x, float scale, size_t n);
+    /* Attention over the depth of a model: of n_rows >= 1 rows v_i = v + i stride, n elements each,
+     *     y = sum over i of alpha_i v_i,  alpha = softmax over i of rms_norm(v_i; w, eps) . proj
+     * The scores are summed in f64. alpha [n_rows] is written; y is none of the rows. */
+    void (*mix_rows)(float *y, float *alpha, const float *v, size_t stride, size_t n_rows, const float *w,
+                     const float *proj, float eps, size_t n);
 
     /* -- KDA -- */
     /* Causal depthwise convolution and SiLU of n tokens, channels [c0, c1):

@@ -169,7 +169,7 @@ static void check_level(void)
     static void (*const checks[])(void) = {
         check_numbers, check_elementwise, check_norms, check_logits, check_router, check_decoding, check_encoding,
         check_quantize, check_matmul, check_matmul_exact_integers, check_matmul_invariance, check_matmul_t,
-        check_convolution, check_decays, check_kda, check_latents, check_mla};
+        check_convolution, check_decays, check_kda, check_latents, check_mla, check_depth};
     n_verdicts = 0;
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
         seed = 88172645463325252u + i;                  /* every level gets the same inputs */

@@ -65,6 +65,7 @@ void define_integers(const float *x, size_t n, size_t cols, size_t x_stride, siz
 void check_numbers(void);
 void check_elementwise(void);
 void check_norms(void);
+void check_depth(void);
 void check_logits(void);
 void check_router(void);
 void check_decoding(void);

@@ -130,15 +130,63 @@ static void elementwise(size_t n, kind how)
     same_bits("silu_mul", up, product, 4 * n);
 }
 
+static double exact_situ(double gate, double up, double beta, double linear)
+{
+    return beta * tanh(gate / beta) * exact_sigmoid(gate) * (linear > 0 ? linear * tanh(up / linear) : up);
+}
+
+static void gates(size_t n, kind how, float beta, float linear)
+{
+    const float *gate = inputs(n, how), *up = inputs(n, how);
+    float *product = floats(n), *open = copy(up, 4 * n), *in_gate = copy(gate, 4 * n), *in_up = copy(up, 4 * n);
+    double *exact = doubles(n);
+    kernels->situ_mul(product, gate, up, beta, linear, n);
+    for (size_t i = 0; i < n; i++) exact[i] = exact_situ(gate[i], up[i], beta, linear);
+    check_all("situ_mul", product, exact, 4, n);
+    kernels->situ_mul(in_gate, in_gate, up, beta, linear, n);
+    kernels->situ_mul(in_up, gate, in_up, beta, linear, n);
+    same_bits("situ_mul", in_gate, product, 4 * n);
+    same_bits("situ_mul", in_up, product, 4 * n);
+    kernels->mul_sigmoid(open, gate, n);
+    for (size_t i = 0; i < n; i++) exact[i] = up[i] * exact_sigmoid(gate[i]);
+    check_all("mul_sigmoid", open, exact, 3, n);
+}
+
+/* Where tanh is nearly its argument, nearly 1, and around the seam between. */
+static void situ_everywhere(void)
+{
+    const size_t n = 4096;
+    float *gate = floats(n), *up = floats(n), *y = floats(n);
+    for (size_t i = 0; i < n; i++) {
+        gate[i] = (float)uniform(-25, 25);
+        up[i] = (float)(ldexp(uniform(-2, 2), (int)below(60) - 50));
+    }
+    const float ends[] = {INFINITY, -INFINITY, NAN, 0, -0.0f, 2.5f, -2.5f, 1e30f};
+    memcpy(gate, ends, sizeof ends);
+    memcpy(up + 8, ends, sizeof ends);
+    kernels->situ_mul(y, gate, up, 4, 1, n);
+    for (size_t i = 0; i < n; i++) {
+        const double exact = exact_situ(gate[i], up[i], 4, 1);
+        within("situ_mul", y[i], exact, 4 * EPS * fabs(exact) + 1e-40);
+    }
+    float part[61];
+    kernels->situ_mul(part, copy_at(gate + 100, sizeof part, 4), copy_at(up + 100, sizeof part, 8), 4, 1, 61);
+    same_bits("situ_mul", part, y + 100, sizeof part);
+}
+
 void check_elementwise(void)
 {
     for (int how = 0; how < N_KINDS; how++) {
         for SIZES(n) {
             elementwise(n, (kind)how);
+            gates(n, (kind)how, 4, 25);
+            gates(n, (kind)how, 0.5f, 0);
             release();
         }
     }
     elementwise(0, NORMAL);
+    gates(0, NORMAL, 1, 1);
+    situ_everywhere();
 }
 
 static double mean_square(const float *x, size_t n)
@@ -186,6 +234,59 @@ void check_norms(void)
     float *y = floats(4);
     kernels->rms_norm(y, copy(huge, 16), copy(ones, 16), 1e-5f, 4);
     within("rms_norm", y[0], sqrt(2), 4 * EPS);
+}
+
+/* ------------------------------------------------------------------- depth ---- */
+
+/* Softmax over rows of what the formula says, all in f64; how far y may be off: scores are off by eps sum |x w proj|. */
+static void mix(size_t n_rows, size_t n, kind how)
+{
+    const size_t stride = n + 5;
+    float *v = floats((n_rows - 1) * stride + n), *y = floats(n), *alpha = floats(n_rows);
+    const float *w = inputs(n, NORMAL), *proj = inputs(n, NORMAL);
+    double *score = doubles(n_rows), largest = -INFINITY, sum = 0, slack = 0;
+    for (size_t r = 0; r < n_rows; r++) {
+        double dot = 0, size = 0;
+        fill(v + r * stride, n, r % 2 ? NORMAL : how);
+        for (size_t i = 0; i < n; i++) {
+            dot += (double)v[r * stride + i] * w[i] * proj[i];
+            size += fabs((double)v[r * stride + i] * w[i] * proj[i]);
+        }
+        const double inverse = 1 / sqrt(mean_square(v + r * stride, n) + 1e-5f);
+        score[r] = dot * inverse;
+        slack = fmax(slack, size * inverse);
+        largest = fmax(largest, score[r]);
+    }
+    for (size_t r = 0; r < n_rows; r++) sum += score[r] = exp(score[r] - largest);
+    kernels->mix_rows(y, alpha, v, stride, n_rows, w, proj, 1e-5f, n);
+    for (size_t i = 0; i < n; i++) {
+        double exact = 0, size = 0;
+        for (size_t r = 0; r < n_rows; r++) {
+            exact += score[r] / sum * v[r * stride + i];
+            size += score[r] / sum * fabs(v[r * stride + i]);
+        }
+        within("mix_rows", y[i], exact, (2 * slack + (double)n_rows + 8) * EPS * size + 1e-40);
+    }
+    for (size_t r = 0; r < n_rows; r++)
+        within("mix_rows", alpha[r], score[r] / sum, (2 * slack + (double)n_rows + 8) * EPS);
+}
+
+void check_depth(void)
+{
+    for (int how = 0; how < N_KINDS; how++) {
+        for SIZES(n) {
+            mix(1 + below(9), n, (kind)how);
+            release();
+        }
+    }
+    mix(1, 100, NORMAL);
+    mix(129, 7, NORMAL);
+    mix(9, 7168, NORMAL);
+    const float nan = NAN, one = 1;
+    float y, alpha;
+    kernels->mix_rows(&y, &alpha, &nan, 1, 1, &one, &one, 1e-5f, 1);
+    holds("mix_rows", isnan(y), "NaN is lost");
+    release();
 }
 
 /* ------------------------------------------------------- logits and router ---- */

@@ -39,17 +39,57 @@ static void silu_mul(float *y, const float *gate, const float *up, size_t n)
         store_some(y + i, vmulq_f32(silu_x4(load_some(gate + i, n - i)), load_some(up + i, n - i)), n - i);
 }
 
-/* In f64: four sums over columns, then pairwise. */
+static void situ_mul(float *y, const float *gate, const float *up, float beta, float linear, size_t n)
+{
+    const float32x4_t beta_x4 = vdupq_n_f32(beta), linear_x4 = vdupq_n_f32(linear);
+    for (size_t i = 0; i < n; i += 4) {
+        const float32x4_t g = load_some(gate + i, n - i);
+        float32x4_t u = load_some(up + i, n - i);
+        if (linear > 0) u = vmulq_f32(linear_x4, tanh_x4(vdivq_f32(u, linear_x4)));
+        const float32x4_t bounded = vmulq_f32(beta_x4, tanh_x4(vdivq_f32(g, beta_x4)));
+        store_some(y + i, vmulq_f32(vmulq_f32(bounded, sigmoid_x4(g)), u), n - i);
+    }
+}
+
+static void mul_sigmoid(float *y, const float *gate, size_t n)
+{
+    for (size_t i = 0; i < n; i += 4)
+        store_some(y + i, vmulq_f32(load_some(y + i, n - i), sigmoid_x4(load_some(gate + i, n - i))), n - i);
+}
+
+/* sum += x y, in f64: four sums over columns. */
+static inline void add_products(float64x2_t sum[2], float32x4_t x, float32x4_t y)
+{
+    sum[0] = vfmaq_f64(sum[0], vcvt_f64_f32(vget_low_f32(x)), vcvt_f64_f32(vget_low_f32(y)));
+    sum[1] = vfmaq_f64(sum[1], vcvt_high_f64_f32(x), vcvt_high_f64_f32(y));
+}
+
 static double sum_of_squares(const float *x, size_t n)
 {
-    float64x2_t low = vdupq_n_f64(0), high = low;
+    float64x2_t sum[2] = {vdupq_n_f64(0), vdupq_n_f64(0)};
     for (size_t i = 0; i < n; i += 4) {
         const float32x4_t v = load_some(x + i, n - i);
-        const float64x2_t a = vcvt_f64_f32(vget_low_f32(v)), b = vcvt_high_f64_f32(v);
-        low = vfmaq_f64(low, a, a);
-        high = vfmaq_f64(high, b, b);
+        add_products(sum, v, v);
     }
-    return vaddvq_f64(vaddq_f64(low, high));
+    return vaddvq_f64(vaddq_f64(sum[0], sum[1]));
+}
+
+static double depth_score(const float *x, const float *w, const float *proj, float eps, size_t n)
+{
+    float64x2_t squares[2] = {vdupq_n_f64(0), vdupq_n_f64(0)}, dots[2] = {squares[0], squares[0]};
+    for (size_t i = 0; i < n; i += 4) {
+        const float32x4_t v = load_some(x + i, n - i);
+        add_products(squares, v, v);
+        add_products(dots, v, vmulq_f32(load_some(w + i, n - i), load_some(proj + i, n - i)));
+    }
+    const double dot = vaddvq_f64(vaddq_f64(dots[0], dots[1]));
+    return dot / sqrt(vaddvq_f64(vaddq_f64(squares[0], squares[1])) / (double)n + eps);
+}
+
+static void mix_rows(float *y, float *alpha, const float *v, size_t stride, size_t n_rows, const float *w,
+                     const float *proj, float eps, size_t n)
+{
+    we_mix_by(depth_score, we_reference.add_scaled, y, alpha, v, stride, n_rows, w, proj, eps, n);
 }
 
 static void rms_norm(float *y, const float *x, const float *w, float eps, size_t n)
@@ -169,8 +209,8 @@ const we_kernels we_neon = {
     .decode_rows = we_neon_decode_rows, .encode_q8g = we_neon_encode_q8g, .encode_q4g = we_neon_encode_q4g,
     .vq_encode = we_neon_vq_encode,
     .quantize = we_neon_quantize, .matmul = we_neon_matmul, .matmul_t = we_neon_matmul_t,
-    .silu_mul = silu_mul,
-    .rms_norm = rms_norm, .rms_norm_gated = rms_norm_gated, .l2_norm = l2_norm,
+    .silu_mul = silu_mul, .situ_mul = situ_mul, .mul_sigmoid = mul_sigmoid,
+    .rms_norm = rms_norm, .rms_norm_gated = rms_norm_gated, .l2_norm = l2_norm, .mix_rows = mix_rows,
     .short_conv = short_conv, .decay_softplus = decay_softplus, .decay_bounded = decay_bounded,
     .kda = we_neon_kda,
     .latent_load = we_neon_latent_load, .mla = we_neon_mla,

@@ -89,6 +89,11 @@ void we_ref_mla(const we_mla_args *a);
 void we_route_by(void (*sigmoid)(float *, const float *, size_t), const we_router *r, const float *logits, int32_t *idx,
                  float *weight, float *work);
 
+/* mix_rows with a level's own score, rms_norm(x; w, eps) . proj, and add_scaled. */
+void we_mix_by(double (*score)(const float *x, const float *w, const float *proj, float eps, size_t n),
+               void (*add_scaled)(float *y, float a, const float *x, size_t n), float *y, float *alpha, const float *v,
+               size_t stride, size_t n_rows, const float *w, const float *proj, float eps, size_t n);
+
 /* The last K - 1 inputs of channels [c0, c1), from u and, where n < K - 1, from tail_in. */
 void we_conv_tail(float *tail_out, const float *u, size_t u_stride, const float *tail_in, size_t tail_stride, size_t K,
                   size_t n, size_t c0, size_t c1);

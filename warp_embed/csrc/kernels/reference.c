@@ -87,6 +87,19 @@ static void silu_mul(float *y, const float *gate, const float *up, size_t n)
     for (size_t i = 0; i < n; i++) y[i] = (float)(gate[i] * sigmoid64(gate[i])) * up[i];
 }
 
+static void situ_mul(float *y, const float *gate, const float *up, float beta, float linear, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const double u = linear > 0 ? linear * tanh((double)up[i] / linear) : up[i];
+        y[i] = (float)(beta * tanh((double)gate[i] / beta) * sigmoid64(gate[i]) * u);
+    }
+}
+
+static void mul_sigmoid(float *y, const float *gate, size_t n)
+{
+    for (size_t i = 0; i < n; i++) y[i] *= (float)sigmoid64(gate[i]);
+}
+
 static double sum_of_squares(const float *x, size_t n)
 {
     double sum = 0;
@@ -110,6 +123,36 @@ static void l2_norm(float *x, float scale, size_t n)
 {
     const float inverse = (float)(scale / sqrt(sum_of_squares(x, n) + 1e-6));
     for (size_t i = 0; i < n; i++) x[i] *= inverse;
+}
+
+void we_mix_by(double (*score)(const float *x, const float *w, const float *proj, float eps, size_t n),
+               void (*add_scaled)(float *y, float a, const float *x, size_t n), float *y, float *alpha, const float *v,
+               size_t stride, size_t n_rows, const float *w, const float *proj, float eps, size_t n)
+{
+    float largest = -INFINITY, sum = 0;
+    for (size_t i = 0; i < n_rows; i++) {
+        alpha[i] = (float)score(v + i * stride, w, proj, eps, n);
+        largest = alpha[i] > largest ? alpha[i] : largest;
+    }
+    for (size_t i = 0; i < n_rows; i++) sum += alpha[i] = expf(alpha[i] - largest);
+    memset(y, 0, n * sizeof *y);
+    for (size_t i = 0; i < n_rows; i++) {
+        alpha[i] /= sum;
+        add_scaled(y, alpha[i], v + i * stride, n);
+    }
+}
+
+static double depth_score(const float *x, const float *w, const float *proj, float eps, size_t n)
+{
+    double dot = 0;
+    for (size_t i = 0; i < n; i++) dot += (double)x[i] * w[i] * proj[i];
+    return dot / sqrt(sum_of_squares(x, n) / (double)n + eps);
+}
+
+static void mix_rows(float *y, float *alpha, const float *v, size_t stride, size_t n_rows, const float *w,
+                     const float *proj, float eps, size_t n)
+{
+    we_mix_by(depth_score, add_scaled, y, alpha, v, stride, n_rows, w, proj, eps, n);
 }
 
 /* ----------------------------------------------------------------- router ---- */
@@ -207,8 +250,8 @@ const we_kernels we_reference = {
     .decode_rows = we_ref_decode_rows, .encode_q8g = we_ref_encode_q8g, .encode_q4g = we_ref_encode_q4g,
     .vq_encode = we_ref_vq_encode,
     .quantize = we_ref_quantize, .matmul = we_ref_matmul, .matmul_t = we_ref_matmul_t,
-    .add = add, .add_scaled = add_scaled, .silu_mul = silu_mul,
-    .rms_norm = rms_norm, .rms_norm_gated = rms_norm_gated, .l2_norm = l2_norm,
+    .add = add, .add_scaled = add_scaled, .silu_mul = silu_mul, .situ_mul = situ_mul, .mul_sigmoid = mul_sigmoid,
+    .rms_norm = rms_norm, .rms_norm_gated = rms_norm_gated, .l2_norm = l2_norm, .mix_rows = mix_rows,
     .short_conv = we_ref_short_conv, .decay_softplus = we_ref_decay_softplus, .decay_bounded = we_ref_decay_bounded,
     .kda = we_ref_kda,
     .latent_store = we_ref_latent_store, .latent_load = we_ref_latent_load, .mla = we_ref_mla,

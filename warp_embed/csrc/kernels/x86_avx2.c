@@ -55,19 +55,67 @@ static void silu_mul(float *y, const float *gate, const float *up, size_t n)
         store_some(y + i, _mm256_mul_ps(silu_x8(load_some(gate + i, n - i)), load_some(up + i, n - i)), n - i);
 }
 
-/* In f64: eight sums over columns, then pairwise. */
+static void situ_mul(float *y, const float *gate, const float *up, float beta, float linear, size_t n)
+{
+    const __m256 beta_x8 = _mm256_set1_ps(beta), linear_x8 = _mm256_set1_ps(linear);
+    for (size_t i = 0; i < n; i += 8) {
+        const __m256 g = load_some(gate + i, n - i);
+        __m256 u = load_some(up + i, n - i);
+        if (linear > 0) u = _mm256_mul_ps(linear_x8, tanh_x8(_mm256_div_ps(u, linear_x8)));
+        const __m256 bounded = _mm256_mul_ps(beta_x8, tanh_x8(_mm256_div_ps(g, beta_x8)));
+        store_some(y + i, _mm256_mul_ps(_mm256_mul_ps(bounded, sigmoid_x8(g)), u), n - i);
+    }
+}
+
+static void mul_sigmoid(float *y, const float *gate, size_t n)
+{
+    for (size_t i = 0; i < n; i += 8) {
+        const __m256 open = sigmoid_x8(load_some(gate + i, n - i));
+        store_some(y + i, _mm256_mul_ps(load_some(y + i, n - i), open), n - i);
+    }
+}
+
+/* sum += x y, in f64: eight sums over columns. */
+EXPANDED void add_products(__m256d sum[2], __m256 x, __m256 y)
+{
+    const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x)), high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+    sum[0] = _mm256_fmadd_pd(low, _mm256_cvtps_pd(_mm256_castps256_ps128(y)), sum[0]);
+    sum[1] = _mm256_fmadd_pd(high, _mm256_cvtps_pd(_mm256_extractf128_ps(y, 1)), sum[1]);
+}
+
+/* Pairwise. */
+EXPANDED double total(const __m256d sum[2])
+{
+    const __m256d four = _mm256_add_pd(sum[0], sum[1]);
+    const __m128d pair = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(pair) + _mm_cvtsd_f64(_mm_unpackhi_pd(pair, pair));
+}
+
 static double sum_of_squares(const float *x, size_t n)
 {
-    __m256d low = _mm256_setzero_pd(), high = low;
+    __m256d sum[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
     for (size_t i = 0; i < n; i += 8) {
         const __m256 v = load_some(x + i, n - i);
-        const __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(v)), b = _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
-        low = _mm256_fmadd_pd(a, a, low);
-        high = _mm256_fmadd_pd(b, b, high);
+        add_products(sum, v, v);
     }
-    low = _mm256_add_pd(low, high);
-    const __m128d pair = _mm_add_pd(_mm256_castpd256_pd128(low), _mm256_extractf128_pd(low, 1));
-    return _mm_cvtsd_f64(pair) + _mm_cvtsd_f64(_mm_unpackhi_pd(pair, pair));
+    return total(sum);
+}
+
+static double depth_score(const float *x, const float *w, const float *proj, float eps, size_t n)
+{
+    __m256d squares[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()}, dots[2] = {squares[0], squares[0]};
+    for (size_t i = 0; i < n; i += 8) {
+        const __m256 v = load_some(x + i, n - i);
+        add_products(squares, v, v);
+        add_products(dots, v, _mm256_mul_ps(load_some(w + i, n - i), load_some(proj + i, n - i)));
+    }
+    return total(dots) / sqrt(total(squares) / (double)n + eps);
+}
+
+static void mix_rows(float *y, float *alpha, const float *v, size_t stride, size_t n_rows, const float *w,
+                     const float *proj, float eps, size_t n)
+{
+    we_mix_by(depth_score, add_scaled, y, alpha, v, stride, n_rows, w, proj, eps, n);
 }
 
 static void rms_norm(float *y, const float *x, const float *w, float eps, size_t n)
@@ -191,8 +239,8 @@ const we_kernels we_avx2 = {
     .decode_rows = we_avx2_decode_rows, .encode_q8g = we_avx2_encode_q8g, .encode_q4g = we_avx2_encode_q4g,
     .vq_encode = we_avx2_vq_encode,
     .quantize = we_avx2_quantize, .matmul = we_avx2_matmul, .matmul_t = we_avx2_matmul_t,
-    .add = add, .add_scaled = add_scaled, .silu_mul = silu_mul,
-    .rms_norm = rms_norm, .rms_norm_gated = rms_norm_gated, .l2_norm = l2_norm,
+    .add = add, .add_scaled = add_scaled, .silu_mul = silu_mul, .situ_mul = situ_mul, .mul_sigmoid = mul_sigmoid,
+    .rms_norm = rms_norm, .rms_norm_gated = rms_norm_gated, .l2_norm = l2_norm, .mix_rows = mix_rows,
     .short_conv = short_conv, .decay_softplus = decay_softplus, .decay_bounded = decay_bounded,
     .kda = we_avx2_kda,
     .latent_store = we_ref_latent_store, .latent_load = we_avx2_latent_load, .mla = we_avx2_mla,
