@@ -1,10 +1,11 @@
-"""KDA and MLA, as in Kimi Linear (arXiv 2510.26692); the formulas are beside the kernels in kernels.h."""
+"""KDA and MLA, as in Kimi Linear (arXiv 2510.26692); the formulas are beside the kernels in kernels.h. What a model adds
+or leaves out (factors of a matrix, an output gate) is a weight that is NULL or is not."""
 from warp_embed._kernels cimport we_acts, we_kda_args, we_kernels, we_latent_bytes, we_mla_args
 from warp_embed._kernels cimport WE_LATENT_TILE
 from warp_embed.engine.linear cimport add_product, for_each, input_group, product, run_products, set_acts
 from warp_embed.engine.structs cimport Config, KdaWeights, LayerState, LayerWeights, MlaWeights, Pass, Scratch
 
-cdef float LATENT_EPS = 1e-6        # of kv_a_layernorm; not rms_norm_eps
+cdef float LATENT_EPS = 1e-6        # of kv_a_layernorm and q_a_layernorm; not rms_norm_eps
 
 
 cdef struct KdaArgs:
@@ -63,13 +64,17 @@ cdef void kda_layer(Pass *p, const LayerWeights *weights, LayerState *state) noe
     add_product(&p.linear, w.k_proj, &s.in_acts, p.n, s.qkv + C, 3 * C)
     add_product(&p.linear, w.v_proj, &s.in_acts, p.n, s.qkv + 2 * C, 3 * C)
     add_product(&p.linear, w.f_a, &s.in_acts, p.n, s.low_f, D)
-    add_product(&p.linear, w.g_a, &s.in_acts, p.n, s.low_g, D)
+    if w.g_a != NULL:
+        add_product(&p.linear, w.g_a, &s.in_acts, p.n, s.low_g, D)
+    else:
+        add_product(&p.linear, w.g_b, &s.in_acts, p.n, s.gate, C)
     add_product(&p.linear, w.b_proj, &s.in_acts, p.n, s.beta, p.c.H)
     run_products(&p.linear)
     set_acts(&s.f_acts, s.low_f, D)
-    set_acts(&s.g_acts, s.low_g, D)
     add_product(&p.linear, w.f_b, &s.f_acts, p.n, s.decay, C)
-    add_product(&p.linear, w.g_b, &s.g_acts, p.n, s.gate, C)
+    if w.g_a != NULL:
+        set_acts(&s.g_acts, s.low_g, D)
+        add_product(&p.linear, w.g_b, &s.g_acts, p.n, s.gate, C)
     run_products(&p.linear)
     p.linear.K.sigmoid(s.beta, s.beta, p.n * p.c.H)
     args.p, args.w, args.state = p, w, state
@@ -85,7 +90,7 @@ cdef struct MlaArgs:
 
 
 cdef void mla_heads(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
-    """Heads [begin, end) from queries to values: absorb W^K, attend over the latents, apply W^V."""
+    """Heads [begin, end) from queries to gated values: absorb W^K, attend over the latents, apply W^V."""
     cdef MlaArgs *a = <MlaArgs *>arg
     cdef Pass *p = a.p
     cdef Scratch *s = p.s
@@ -113,6 +118,9 @@ cdef void mla_heads(void *arg, size_t begin, size_t end, unsigned worker) noexce
         if acts.group != 0:
             K.quantize(&acts, 0, p.n, c.r)
         K.matmul(a.w.kv_b, key_row + c.nope, key_row + c.nope + c.v, &acts, p.n, s.o + h * c.v, c.nh * c.v)
+        if a.w.gate != NULL:
+            for t in range(p.n):
+                K.mul_sigmoid(s.o + (t * c.nh + h) * c.v, s.head_gate + (t * c.nh + h) * c.v, c.v)
 
 
 cdef inline void copy_floats(float *y, const float *x, size_t n) noexcept nogil:
@@ -134,6 +142,25 @@ cdef inline void head_acts(we_acts *acts, const Scratch *s, const Config *c, siz
     acts.group = group
 
 
+cdef void project_queries(Pass *p, const MlaWeights *w) noexcept nogil:
+    """q = W_q h, or in factors W_qb rms(W_qa h); what else takes h is in the same region."""
+    cdef Scratch *s = p.s
+    cdef size_t width = p.c.nh * (p.c.nope + p.c.rope), rank = p.c.q_rank, t
+    add_product(&p.linear, w.kv_a, &s.in_acts, p.n, s.kv, p.c.r + p.c.rope)
+    if w.gate != NULL:
+        add_product(&p.linear, w.gate, &s.in_acts, p.n, s.head_gate, p.c.nh * p.c.v)
+    if w.q_a == NULL:
+        add_product(&p.linear, w.q_proj, &s.in_acts, p.n, s.q, width)
+        run_products(&p.linear)
+        return
+    add_product(&p.linear, w.q_a, &s.in_acts, p.n, s.q_low, rank)
+    run_products(&p.linear)
+    for t in range(p.n):
+        p.linear.K.rms_norm(s.q_low + t * rank, s.q_low + t * rank, w.q_a_norm, LATENT_EPS, rank)
+    set_acts(&s.q_acts, s.q_low, rank)
+    product(&p.linear, w.q_proj, &s.q_acts, p.n, s.q, width)
+
+
 cdef void store_latents(Pass *p, const MlaWeights *w, LayerState *state) noexcept nogil:
     """Norm the latent of every token and write it, with the rope key, at its position."""
     cdef const Config *c = p.c
@@ -152,9 +179,7 @@ cdef void mla_layer(Pass *p, const LayerWeights *weights, LayerState *state) noe
     cdef Scratch *s = p.s
     cdef MlaArgs args
     set_acts(&s.in_acts, s.h, p.c.hidden)
-    add_product(&p.linear, w.q_proj, &s.in_acts, p.n, s.q, p.c.nh * (p.c.nope + p.c.rope))
-    add_product(&p.linear, w.kv_a, &s.in_acts, p.n, s.kv, p.c.r + p.c.rope)
-    run_products(&p.linear)
+    project_queries(p, w)
     store_latents(p, w, state)
     args.p, args.w, args.state = p, w, state
     for_each(&p.linear, mla_heads, &args, p.c.nh, p.n * p.c.nh * p.c.r * (p.c.nope + p.c.v + p.position))

@@ -25,18 +25,23 @@ cdef struct ActivationArgs:
 cdef void activate_rows(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
     cdef ActivationArgs *a = <ActivationArgs *>arg
     cdef size_t first = begin * a.width
-    a.p.linear.K.silu_mul(a.gate + first, a.gate + first, a.up + first, (end - begin) * a.width)
+    cdef const Config *c = a.p.c
+    if c.situ_beta > 0:
+        a.p.linear.K.situ_mul(a.gate + first, a.gate + first, a.up + first, c.situ_beta, c.situ_linear,
+                              (end - begin) * a.width)
+    else:
+        a.p.linear.K.silu_mul(a.gate + first, a.gate + first, a.up + first, (end - begin) * a.width)
 
 
 cdef void activate(Pass *p, float *gate, const float *up, size_t n, size_t width) noexcept nogil:
-    """gate = silu(gate) up, n rows."""
+    """gate = act(gate, up), n rows: silu(gate) up, or SiTU."""
     cdef ActivationArgs args
     args.p, args.gate, args.up, args.width = p, gate, up, width
     for_each(&p.linear, activate_rows, &args, n, n * width)
 
 
 cdef void dense_layer(Pass *p, const FfnWeights *w, size_t inter) noexcept nogil:
-    """y = W_down (silu(W_gate h) * W_up h)."""
+    """y = W_down act(W_gate h, W_up h)."""
     cdef Scratch *s = p.s
     set_acts(&s.in_acts, s.h, p.c.hidden)
     add_product(&p.linear, w.gate, &s.in_acts, p.n, s.inner_gate, inter)
@@ -212,7 +217,7 @@ cdef void run_experts(Pass *p, size_t begin, size_t end) noexcept nogil:
 
 
 cdef we_status moe_layer(Pass *p, const LayerWeights *w, int layer, size_t *expert) noexcept nogil:
-    """y = sum over chosen experts of weight W_down(silu(W_gate h) * W_up h), plus the shared experts.
+    """y = sum over chosen experts of weight W_down act(W_gate h, W_up h), plus the shared experts.
 
     *expert is the first expert that is still to do: 0 at the start. When the pass is stopped between two of them, the
     sum so far is in s.y, and s.h, s.idx and s.weight are what the caller must bring back to go on."""

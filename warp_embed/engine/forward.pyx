@@ -19,7 +19,8 @@ from warp_embed.engine.experts cimport dense_layer, moe_layer
 from warp_embed.engine.ids cimport Ids
 from warp_embed.engine.layout cimport carve_scratch, carve_state, carve_weights, fill_config, free_blocks, reserve_blocks
 from warp_embed.engine.layout cimport share_blocks
-from warp_embed.engine.linear cimport for_each, product, set_acts
+from warp_embed.engine.linear cimport product, set_acts
+from warp_embed.engine.residual cimport norm, seat, start_block
 from warp_embed.engine.structs cimport Config, LayerState, LayerWeights, Pass, StateParts, Watch
 
 from warp_embed.engine.layout import checkpoint_bytes, scratch_bytes, state_bytes  # noqa: F401 (of a plan)
@@ -36,41 +37,21 @@ cdef void embed_tokens(Pass *p, const int32_t *ids) noexcept nogil:
         p.linear.K.decode_rows(p.w.embed, ids[t], ids[t] + 1, p.x + t * p.c.hidden, p.c.hidden)
 
 
-cdef struct NormArgs:
-    Pass *p
-    const float *weight
-    bint add                            # first x += y
-
-
-cdef void norm_tokens(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
-    cdef NormArgs *a = <NormArgs *>arg
-    cdef size_t t, hidden = a.p.c.hidden
-    for t in range(begin, end):
-        if a.add:
-            a.p.linear.K.add(a.p.x + t * hidden, a.p.s.y + t * hidden, hidden)
-        a.p.linear.K.rms_norm(a.p.s.h + t * hidden, a.p.x + t * hidden, a.weight, a.p.c.eps, hidden)
-
-
-cdef void norm(Pass *p, const float *weight, bint add) noexcept nogil:
-    """h = rms(x), after x += y if a block's result is waiting in y."""
-    cdef NormArgs args
-    args.p, args.weight, args.add = p, weight, add
-    for_each(&p.linear, norm_tokens, &args, p.n, 4 * p.n * p.c.hidden)
-
-
 cdef we_status run_layer(Pass *p, State state, size_t layer, size_t *expert) noexcept nogil:
-    """x += attention(rms(x)); x += feed_forward(rms(x)). *expert > 0: go on inside the feed-forward half."""
+    """x += attention(h); x += feed_forward(h). *expert > 0: go on inside the feed-forward half."""
     cdef const LayerWeights *w = &p.w.layers[layer]
     cdef we_status status = WE_OK
     if expert[0] > 0:
         bring_back(p, &state.parts)
     else:
-        norm(p, w.input_norm, False)
+        norm(p, &w.attention_mix, w.input_norm, False)
+        if p.c.block_layers > 0 and layer % p.c.block_layers == 0:
+            start_block(p)
         if w.is_kda:
             kda_layer(p, w, &state.parts.layers[layer])
         else:
             mla_layer(p, w, &state.parts.layers[layer])
-        norm(p, w.post_norm, True)
+        norm(p, &w.feed_forward_mix, w.post_norm, True)
     if w.is_moe:
         status = moe_layer(p, w, <int>layer, expert)
     else:
@@ -100,7 +81,7 @@ cdef void bring_back(Pass *p, const StateParts *parts) noexcept nogil:
 cdef we_status unembed(Pass *p, float *hidden, float *logits, size_t rows) noexcept nogil:
     """hidden = rms of the last token; logits of the last `rows` tokens, [rows][vocab]."""
     cdef size_t first = p.n - (rows if rows > 0 else 1), width = p.c.hidden
-    norm(p, p.w.norm, False)
+    norm(p, &p.w.mix, p.w.norm, False)
     memcpy(hidden, p.s.h + (p.n - 1) * width, width * sizeof(float))
     if rows == 0:
         return WE_OK if all_finite(p, hidden, width) else WE_E_NUMERIC
@@ -143,6 +124,7 @@ cdef we_status forward(Pass *p, State state, const int32_t *ids, float *logits, 
     """Layers *layer and on, then the logits. After WE_E_PAUSED, *layer and *expert are what to go on with."""
     cdef we_status status
     cdef bint began = False                 # a budget of nothing still does something: every call gets further
+    seat(p, layer[0] + (expert[0] > 0))     # a token that was paused among experts has started its layer's block
     if layer[0] == 0 and expert[0] == 0:
         embed_tokens(p, ids)
     while layer[0] < p.c.n_layers:
@@ -328,7 +310,7 @@ cdef class State:
         reserve_blocks(&e.c, &e.w, self.parts.layers, self.position, self.position + n)
         e.start(&p)
         p.n, p.position, p.parity = n, self.position, self.parity
-        p.x = self.parts.x if n == 1 else e.s.x
+        p.blocks = self.parts.x if n == 1 else e.s.x
         if trace_idx is not None:
             p.trace_idx, p.trace_weight = &trace_idx[0, 0, 0], &trace_weight[0, 0, 0]
             p.trace_logits = &trace_logits[0, 0, 0]

@@ -12,8 +12,8 @@ from warp_embed._kernels cimport we_acts, we_latent_bytes, we_matrix, we_mla_wor
 from warp_embed._kernels cimport WE_F32, WE_KV_F16, WE_KV_F32, WE_KV_Q8, WE_LATENT_TILE
 from warp_embed._experts cimport we_want
 from warp_embed._store cimport Trunk
-from warp_embed.engine.structs cimport Config, FfnWeights, Job, KdaWeights, LayerState, LayerWeights, Linear, MlaWeights
-from warp_embed.engine.structs cimport Scratch, StateParts, Weights
+from warp_embed.engine.structs cimport Config, FfnWeights, Job, KdaWeights, LayerState, LayerWeights, Linear
+from warp_embed.engine.structs cimport MixWeights, MlaWeights, Scratch, StateParts, Weights
 
 from warp_embed.errors import FormatError, UnsupportedModel
 
@@ -62,11 +62,9 @@ cdef void take_acts(Carver *k, we_acts *a, size_t n, size_t cols, size_t parts) 
 
 cdef int fill_config(Config *c, config, size_t context, size_t chunk, size_t threads, str kv) except -1:
     """The numbers of a ModelConfig. UnsupportedModel: a feature that this engine lacks."""
-    for field, used in (("attn_res_block_size", config.attn_res), ("routed_expert_hidden_size", config.latent),
-                        ("hidden_act", config.act != "silu"), ("q_lora_rank", config.q_lora),
-                        ("mla_use_output_gate", config.mla_gate), ("use_full_rank_gate", config.full_rank_gate)):
-        if used:
-            raise UnsupportedModel(f"this version does not run models with {field}", field=field)
+    if config.latent:
+        raise UnsupportedModel("this version does not run models with routed_expert_hidden_size",
+                               field="routed_expert_hidden_size")
     if kv not in KV_KINDS:
         raise ValueError(f"kv={kv!r}: one of {', '.join(map(repr, KV_KINDS))} is expected")
     memset(c, 0, sizeof(Config))
@@ -75,8 +73,13 @@ cdef int fill_config(Config *c, config, size_t context, size_t chunk, size_t thr
     c.decay_lower = config.decay_lower
     c.stream_state = 4 * len(config.kda_layers) * c.H * c.D * c.D > LARGE_STATE
     c.nh, c.r, c.nope, c.rope, c.v = config.heads, config.kv_lora, config.nope, config.rope, config.v_head
+    c.q_rank = config.q_lora
     c.mla_scale = (config.nope + config.rope) ** -0.5 if config.nope + config.rope else 0
     c.kv = KV_KINDS[kv]
+    c.block_layers = config.attn_res
+    c.B = (config.n_layers + config.attn_res - 1) // config.attn_res if config.attn_res else 0
+    if config.act == "situ":
+        c.situ_beta, c.situ_linear = config.situ_beta, config.situ_linear_beta
     c.dense_inter = config.dense_inter
     c.E, c.k, c.I, c.X = config.n_experts, config.top_k, config.moe_inter, config.expert_width
     c.shared_inter = config.moe_inter * max(1, config.n_shared) if config.n_experts else 0
@@ -107,11 +110,14 @@ cdef void carve_kda(const Config *c, Scratch *s, Carver *k) noexcept nogil:
 
 cdef void carve_mla(const Config *c, Scratch *s, Carver *k) noexcept nogil:
     cdef size_t n = c.chunk
+    s.q_low = take_floats(k, n * c.q_rank)
+    take_acts(k, &s.q_acts, n, c.q_rank, 1)
     s.q = take_floats(k, n * c.nh * (c.nope + c.rope))
     s.kv = take_floats(k, n * (c.r + c.rope))
     s.absorbed = take_floats(k, n * c.nh * (c.r + c.rope))
     s.attended = take_floats(k, n * c.nh * c.r)
     take_acts(k, &s.head_acts, n, c.r, c.nh)
+    s.head_gate = take_floats(k, n * c.nh * c.v)
     s.work_stride = we_mla_work(c.r, c.rope, n, c.nh)
     s.work = take_floats(k, c.threads * s.work_stride)
 
@@ -149,10 +155,11 @@ cdef size_t carve_scratch(const Config *c, Scratch *s, Linear *linear, char *bas
     cdef Carver k
     cdef size_t n = c.chunk, shared, most
     k.base, k.used = base, 0
-    s.x = take_floats(&k, n * c.hidden)
+    s.x = take_floats(&k, (c.B + 1) * n * c.hidden)
     s.h = take_floats(&k, n * c.hidden)
     s.y = take_floats(&k, n * (c.hidden if c.hidden > c.X else c.X))
     take_acts(&k, &s.in_acts, n, c.hidden, 1)
+    s.alpha = take_floats(&k, c.threads * (c.B + 1))
     s.o = take_floats(&k, n * (c.C if c.C > c.nh * c.v else c.nh * c.v))
     take_acts(&k, &s.o_acts, n, c.C if c.C > c.nh * c.v else c.nh * c.v, 1)
     linear.capacity = 2 * c.E + 16
@@ -193,7 +200,7 @@ cdef const we_matrix *matrix(Trunk trunk, str name, size_t rows, size_t cols) ex
     return m
 
 
-cdef int bind_kda(const Config *c, KdaWeights *w, Trunk trunk, str att, Carver *k) except -1:
+cdef int bind_kda(const Config *c, config, KdaWeights *w, Trunk trunk, str att, Carver *k) except -1:
     cdef const float *taps
     cdef const float *log_rate
     cdef size_t part, channel, j, C = c.C, D = c.D, K = c.K
@@ -201,7 +208,10 @@ cdef int bind_kda(const Config *c, KdaWeights *w, Trunk trunk, str att, Carver *
     w.k_proj = matrix(trunk, att + "k_proj.weight", C, c.hidden)
     w.v_proj = matrix(trunk, att + "v_proj.weight", C, c.hidden)
     w.f_a, w.f_b = matrix(trunk, att + "f_a_proj.weight", D, c.hidden), matrix(trunk, att + "f_b_proj.weight", C, D)
-    w.g_a, w.g_b = matrix(trunk, att + "g_a_proj.weight", D, c.hidden), matrix(trunk, att + "g_b_proj.weight", C, D)
+    if config.full_rank_gate:
+        w.g_b = matrix(trunk, att + "g_proj.weight", C, c.hidden)
+    else:
+        w.g_a, w.g_b = matrix(trunk, att + "g_a_proj.weight", D, c.hidden), matrix(trunk, att + "g_b_proj.weight", C, D)
     w.b_proj = matrix(trunk, att + "b_proj.weight", c.H, c.hidden)
     w.o_proj = matrix(trunk, att + "o_proj.weight", c.hidden, C)
     w.dt_bias = vector(trunk, att + "dt_bias", C)
@@ -221,12 +231,27 @@ cdef int bind_kda(const Config *c, KdaWeights *w, Trunk trunk, str att, Carver *
     return 0
 
 
-cdef int bind_mla(const Config *c, MlaWeights *w, Trunk trunk, str att) except -1:
-    w.q_proj = matrix(trunk, att + "q_proj.weight", c.nh * (c.nope + c.rope), c.hidden)
+cdef int bind_mla(const Config *c, config, MlaWeights *w, Trunk trunk, str att) except -1:
+    cdef size_t q = c.nh * (c.nope + c.rope)
+    if c.q_rank > 0:
+        w.q_a = matrix(trunk, att + "q_a_proj.weight", c.q_rank, c.hidden)
+        w.q_a_norm = vector(trunk, att + "q_a_layernorm.weight", c.q_rank)
+        w.q_proj = matrix(trunk, att + "q_b_proj.weight", q, c.q_rank)
+    else:
+        w.q_proj = matrix(trunk, att + "q_proj.weight", q, c.hidden)
+    if config.mla_gate:
+        w.gate = matrix(trunk, att + "g_proj.weight", c.nh * c.v, c.hidden)
     w.kv_a = matrix(trunk, att + "kv_a_proj_with_mqa.weight", c.r + c.rope, c.hidden)
     w.kv_b = matrix(trunk, att + "kv_b_proj.weight", c.nh * (c.nope + c.v), c.r)
     w.o_proj = matrix(trunk, att + "o_proj.weight", c.hidden, c.nh * c.v)
     w.kv_a_norm = vector(trunk, att + "kv_a_layernorm.weight", c.r)
+    return 0
+
+
+cdef int bind_mix(const Config *c, MixWeights *w, Trunk trunk, str name) except -1:
+    if c.B > 0:
+        w.norm = vector(trunk, name + "_norm.weight", c.hidden)
+        w.proj = vector(trunk, name + "_proj.weight", c.hidden)
     return 0
 
 
@@ -247,16 +272,19 @@ cdef size_t carve_weights(const Config *c, Weights *w, config, Trunk trunk, str 
     w.embed = matrix(trunk, prefix + "model.embed_tokens.weight", c.vocab, c.hidden)
     w.unembed = matrix(trunk, prefix + "lm_head.weight", c.vocab, c.hidden)
     w.norm = vector(trunk, prefix + "model.norm.weight", c.hidden)
+    bind_mix(c, &w.mix, trunk, prefix + "model.output_attn_res")
     for i in range(c.n_layers):
         memset(&layer, 0, sizeof(layer))
         top = f"{prefix}model.layers.{i}."
         layer.is_kda, layer.is_moe = config.is_kda(i), config.is_moe(i)
         layer.input_norm = vector(trunk, top + "input_layernorm.weight", c.hidden)
         layer.post_norm = vector(trunk, top + "post_attention_layernorm.weight", c.hidden)
+        bind_mix(c, &layer.attention_mix, trunk, top + "self_attention_res")
+        bind_mix(c, &layer.feed_forward_mix, trunk, top + "mlp_res")
         if layer.is_kda:
-            bind_kda(c, &layer.kda, trunk, top + "self_attn.", &k)
+            bind_kda(c, config, &layer.kda, trunk, top + "self_attn.", &k)
         else:
-            bind_mla(c, &layer.mla, trunk, top + "self_attn.")
+            bind_mla(c, config, &layer.mla, trunk, top + "self_attn.")
         if layer.is_moe:
             moe = top + "block_sparse_moe."
             layer.moe.index = config.moe_layers.index(i)
@@ -282,7 +310,7 @@ cdef size_t carve_state(const Config *c, config, StateParts *s, char *base) exce
     cdef Carver k
     cdef int parity
     k.base, k.used = base, 2 * half
-    parts.x = take_floats(&k, c.hidden)
+    parts.x = take_floats(&k, (c.B + 1) * c.hidden)
     parts.h = take_floats(&k, c.hidden)
     parts.y = take_floats(&k, max(c.hidden, c.X))
     parts.idx = <int32_t *>take(&k, c.k * sizeof(int32_t))

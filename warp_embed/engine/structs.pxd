@@ -1,5 +1,6 @@
 """Every struct of the forward pass, with every shape. Letters: n tokens of a pass, H heads and D width of KDA,
-C = H D, K taps, nh heads of MLA, r latent, I and X inner and outer width of an expert, E experts, k chosen."""
+C = H D, K taps, nh heads of MLA, r latent, I and X inner and outer width of an expert, E experts, k chosen, B the most
+blocks of attention residuals."""
 from libc.stdint cimport int32_t
 
 from warp_embed._kernels cimport we_acts, we_kernels, we_kv, we_matrix, we_pool, we_pool_api, we_router
@@ -15,8 +16,11 @@ cdef struct Config:
     float decay_lower                   # bounded decay gate; 0: softplus gate
     bint stream_state                   # S is larger than caches: one token writes it past them
     size_t nh, r, nope, rope, v         # MLA
+    size_t q_rank                       # of factorised queries; 0: one matrix
     float mla_scale                     # (nope + rope)^-0.5
     we_kv kv
+    size_t block_layers, B              # attention residuals: layers of a block, blocks in all; 0: none
+    float situ_beta, situ_linear        # SiTU's bounds; situ_beta 0: SiLU
     size_t dense_inter
     size_t E, k, I, X, shared_inter     # mixture of experts
     we_router router                    # all but the layer's bias
@@ -31,8 +35,8 @@ cdef struct KdaWeights:
     const we_matrix *v_proj             # [C, hidden]
     const we_matrix *f_a
     const we_matrix *f_b                # [D, hidden], [C, D]: decay
-    const we_matrix *g_a
-    const we_matrix *g_b                # the same for the output gate
+    const we_matrix *g_a                # the same for the output gate, or NULL: then one matrix of full rank,
+    const we_matrix *g_b                # [C, hidden]
     const we_matrix *b_proj             # [H, hidden]: write strength
     const we_matrix *o_proj             # [hidden, C]
     float *taps                         # [K][3 C], q k v side by side
@@ -42,11 +46,19 @@ cdef struct KdaWeights:
 
 
 cdef struct MlaWeights:
-    const we_matrix *q_proj             # [nh (nope + rope), hidden]
+    const we_matrix *q_a                # [q_rank, hidden] or NULL: q_proj takes the layer's input
+    const float *q_a_norm               # [q_rank]
+    const we_matrix *q_proj             # [nh (nope + rope), q_rank or hidden]
     const we_matrix *kv_a               # [r + rope, hidden]
     const we_matrix *kv_b               # [nh (nope + v), r]: per head W^K, then W^V
+    const we_matrix *gate               # [nh v, hidden] or NULL: no output gate
     const we_matrix *o_proj             # [hidden, nh v]
     const float *kv_a_norm              # [r]
+
+
+cdef struct MixWeights:                 # attention over the depth; unused without attention residuals
+    const float *norm
+    const float *proj                   # [hidden]
 
 
 cdef struct FfnWeights:
@@ -65,6 +77,8 @@ cdef struct MoeWeights:
 cdef struct LayerWeights:
     const float *input_norm             # [hidden]
     const float *post_norm              # [hidden]
+    MixWeights attention_mix
+    MixWeights feed_forward_mix
     bint is_kda, is_moe
     KdaWeights kda                      # when is_kda
     MlaWeights mla                      # when not
@@ -76,6 +90,7 @@ cdef struct Weights:
     const we_matrix *embed              # [vocab, hidden]
     const we_matrix *unembed            # [vocab, hidden]
     const float *norm                   # [hidden]
+    MixWeights mix
     LayerWeights *layers
 
 
@@ -91,7 +106,7 @@ cdef struct LayerState:
 cdef struct StateParts:                 # one conversation
     LayerState *layers                  # [n_layers]
     float *hidden[2]                    # [hidden] last normed vector, by parity; logits are recomputed from it
-    float *x                            # [hidden] residual stream of a token that was paused
+    float *x                            # [B + 1][hidden] residual stream of a token that was paused
     float *h                            # [hidden] of one paused between two experts: normed input, sum so far, route
     float *y                            # [max(hidden, X)]
     int32_t *idx                        # [k]
@@ -100,10 +115,11 @@ cdef struct StateParts:                 # one conversation
 
 
 cdef struct Scratch:                    # one per model; a pass at a time
-    float *x                            # [n][hidden] residual stream of a prefill pass
+    float *x                            # [B + 1][n][hidden] residual stream of a prefill pass
     float *h                            # [n][hidden] normed
     float *y                            # [n][hidden] a block's result
     we_acts in_acts                     # of h
+    float *alpha                        # [threads][B + 1]
     # KDA, sharing memory with MLA and the feed-forward part
     float *qkv                          # [n][3 C] before the convolution
     float *conv[3]                      # [n][C] after it: q, k, v
@@ -115,11 +131,14 @@ cdef struct Scratch:                    # one per model; a pass at a time
     we_acts f_acts
     we_acts g_acts
     # MLA
+    float *q_low                        # [n][q_rank]
+    we_acts q_acts
     float *q                            # [n][nh (nope + rope)]
     float *kv                           # [n][r + rope]
     float *absorbed                     # [n][nh][r + rope]
     float *attended                     # [n][nh][r]
     we_acts head_acts                   # of attended, each head's groups by themselves
+    float *head_gate                    # [n][nh v]
     float *work                         # [threads][work_stride]
     size_t work_stride
     # both
@@ -191,6 +210,8 @@ cdef struct Pass:                       # n tokens on their way through the laye
     size_t n, position
     int parity                          # half of the state that is read
     float *x                            # [n][hidden] residual stream
+    float *blocks                       # [n_blocks][n][hidden] finished blocks of attention residuals; x is behind them
+    size_t n_blocks
     int32_t *trace_idx                  # [MoE layers][n][k] what the router chose, or NULL
     float *trace_weight
     float *trace_logits                 # [MoE layers][n][E]
