@@ -3,7 +3,7 @@ import io
 
 import numpy as np
 import pytest
-from reference.checkpoint import kimi, write_checkpoint
+from reference.checkpoint import kimi, kimi_k3, write_checkpoint
 from reference.forward import forward
 
 import warp_embed
@@ -51,6 +51,23 @@ SHAPES = {
     "no-renormalise": kimi(moe_renormalize=False),
     "scaling-1": kimi(routed_scaling_factor=1.0),
     "large-eps": kimi(rms_norm_eps=0.1),
+    "q-rank": kimi(q_lora_rank=28),
+    "mla-gate": kimi(mla_use_output_gate=True),
+    "full-rank-gate": kimi(kda_use_full_rank_gate=True),
+    "bounded-decay": kimi(kda_gate_lower_bound=-5.0),
+    "situ": kimi(hidden_act="situ", activation_situ_beta=1.5, activation_situ_linear_beta=2.5),
+    "situ-without-a-linear-bound": kimi(hidden_act="situ", activation_situ_beta=1.5, activation_situ_linear_beta=None),
+    "blocks-of-1": kimi(attn_res_block_size=1),
+    "blocks-of-2": kimi(attn_res_block_size=2),
+    "one-block": kimi(attn_res_block_size=3),
+    "latent": kimi(routed_expert_hidden_size=20),
+    "latent-norm": kimi(routed_expert_hidden_size=20, latent_moe_use_norm=True),
+    "latent-wider": kimi(routed_expert_hidden_size=52, latent_moe_use_norm=True),
+    "latent-as-wide": kimi(routed_expert_hidden_size=36, latent_moe_use_norm=True),
+    "k3": kimi_k3(),
+    "k3-all-mla": kimi_k3(kda_layers=[], attn_res_block_size=1),
+    "k3-all-kda": kimi_k3(kda_layers=[1, 2, 3], first_k_dense_replace=0, num_experts_per_token=5),
+    "k3-dense": kimi_k3(num_experts=0, num_experts_per_token=0),
 }
 
 

@@ -1,4 +1,4 @@
-"""Random checkpoints of any Kimi-Linear shape, under the release's tensor names, written with numpy alone.
+"""Random checkpoints of any Kimi-Linear or Kimi-K3 shape, under the release's tensor names, written with numpy alone.
 
 The scales are those at which a mistake shows: attention scores of a few units, router scores apart, and, in a head of
 their own, queries, keys and latents so short that the epsilons of their norms matter.
@@ -27,13 +27,21 @@ def kimi(**changes):
         "linear_attn_config": linear,
     }
     for key, value in changes.items():
-        inner = key if key in linear else key.removeprefix("kda_")
-        if inner in linear:
-            linear[inner] = value
+        if key in linear or key.startswith("kda_"):
+            linear[key if key in linear else key.removeprefix("kda_")] = value
         else:
             config[key] = value
     linear["full_attn_layers"] = [n for n in range(1, config["num_hidden_layers"] + 1) if n not in linear["kda_layers"]]
     return {key: value for key, value in config.items() if value is not ...}
+
+
+def kimi_k3(**changes):
+    """The same with all that K3 adds. A block is two layers: one is whole, one is not."""
+    return kimi(**{
+        "hidden_act": "situ", "activation_situ_beta": 2.0, "activation_situ_linear_beta": 3.0,
+        "attn_res_block_size": 2, "q_lora_rank": 28, "mla_use_output_gate": True, "routed_expert_hidden_size": 20,
+        "latent_moe_use_norm": True, "num_shared_experts": 2, "kda_use_full_rank_gate": True,
+        "kda_gate_lower_bound": -5.0, **changes})
 
 
 def draw(name, shape, rng, config):
@@ -55,12 +63,12 @@ def draw(name, shape, rng, config):
             x[:config["linear_attn_config"]["head_dim"]] *= 0.005
     elif name.endswith("lm_head.weight"):
         x *= 3.0 / math.sqrt(fan_in)
-    elif name.endswith("gate.weight") and "block_sparse_moe" in name:
+    elif name.endswith(("block_sparse_moe.gate.weight", "res_proj.weight")):
         x *= 1.5 / math.sqrt(fan_in)
-    elif name.endswith("kv_a_proj_with_mqa.weight"):
+    elif name.endswith(("kv_a_proj_with_mqa.weight", "q_a_proj.weight")):
         x *= 1.4 / math.sqrt(fan_in)
         x[:config["kv_lora_rank"]] *= 0.01
-    elif name.endswith(("self_attn.q_proj.weight", "kv_b_proj.weight")):
+    elif name.endswith(("self_attn.q_proj.weight", "q_b_proj.weight", "kv_b_proj.weight")):
         x *= 1.4 / math.sqrt(fan_in)
     elif not name.endswith("embed_tokens.weight"):
         x *= 1.0 / math.sqrt(fan_in)
@@ -71,9 +79,13 @@ def write_checkpoint(folder, config, seed=0, dtype="BF16"):
     """Write config.json and model.safetensors; returns {name: float32 values as stored}."""
     rng = np.random.default_rng(seed)
     stored, values = {}, {}
+    linear = config["linear_attn_config"]
     for name, shape in shapes_of(config).items():
         kind = "F32" if name.endswith(F32_NAMES) else dtype
-        array, values[name] = encoded(draw(name, shape, rng, config), kind)
+        x = draw(name, shape, rng, config)
+        if name.endswith("A_log") and linear.get("use_full_rank_gate"):        # as K3: zeros behind the heads
+            x = np.pad(x.reshape(-1), (0, linear["head_dim"]))
+        array, values[name] = encoded(x, kind)
         stored[name] = (kind, array)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -203,7 +203,7 @@ cdef void run_experts(Pass *p, size_t begin, size_t end) noexcept nogil:
     cdef CombineArgs args
     cdef size_t i, rows = s.first[end] - s.first[begin]
     for i in range(rows):
-        memcpy(s.pair_x + i * c.X, s.h + s.pair_token[s.first[begin] + i] * c.hidden, c.X * sizeof(float))
+        memcpy(s.pair_x + i * c.X, s.z + s.pair_token[s.first[begin] + i] * c.X, c.X * sizeof(float))
     set_acts(&s.pair_acts, s.pair_x, c.X)
     add_expert_products(p, begin, end, WE_GATE)
     add_expert_products(p, begin, end, WE_UP)
@@ -216,17 +216,39 @@ cdef void run_experts(Pass *p, size_t begin, size_t end) noexcept nogil:
     for_each(&p.linear, combine_columns, &args, c.X, rows * c.X)
 
 
+cdef void enter_latent(Pass *p, const MoeWeights *w) noexcept nogil:
+    """z = W_down h, where experts work on a latent; elsewhere z is h."""
+    if w.latent_down != NULL:
+        set_acts(&p.s.in_acts, p.s.h, p.c.hidden)
+        product(&p.linear, w.latent_down, &p.s.in_acts, p.n, p.s.z, p.c.X)
+
+
+cdef void leave_latent(Pass *p, const MoeWeights *w) noexcept nogil:
+    """routed_y = W_up rms(y) of the routed experts' sum y, or y itself."""
+    cdef Scratch *s = p.s
+    cdef size_t X = p.c.X, t
+    if w.latent_up == NULL:
+        memcpy(s.routed_y, s.y, p.n * X * sizeof(float))
+        return
+    if w.latent_norm != NULL:
+        for t in range(p.n):
+            p.linear.K.rms_norm(s.y + t * X, s.y + t * X, w.latent_norm, p.c.eps, X)
+    set_acts(&s.pair_acts, s.y, X)
+    product(&p.linear, w.latent_up, &s.pair_acts, p.n, s.routed_y, p.c.hidden)
+
+
 cdef we_status moe_layer(Pass *p, const LayerWeights *w, int layer, size_t *expert) noexcept nogil:
-    """y = sum over chosen experts of weight W_down act(W_gate h, W_up h), plus the shared experts.
+    """y = sum over chosen experts of weight W_down act(W_gate z, W_up z), plus the shared experts' of h.
 
     *expert is the first expert that is still to do: 0 at the start. When the pass is stopped between two of them, the
-    sum so far is in s.y, and s.h, s.idx and s.weight are what the caller must bring back to go on."""
+    sum so far is in s.y, and s.h, s.z, s.idx and s.weight are what the caller must bring back to go on."""
     cdef Scratch *s = p.s
     cdef const Config *c = p.c
     cdef size_t end = 0
     cdef we_status status
     if expert[0] == 0:
         route(p, &w.moe)
+        enter_latent(p, &w.moe)
         memset(s.y, 0, p.n * c.X * sizeof(float))
     sort_pairs(p)
     while s.first[expert[0]] < s.first[c.E]:
@@ -242,7 +264,7 @@ cdef we_status moe_layer(Pass *p, const LayerWeights *w, int layer, size_t *expe
             status = p.watch.look(&p.watch)
             if status != WE_OK:
                 return status
-    memcpy(s.routed_y, s.y, p.n * c.hidden * sizeof(float))
+    leave_latent(p, &w.moe)
     dense_layer(p, &w.moe.shared, c.shared_inter)
     p.linear.K.add(s.y, s.routed_y, p.n * c.hidden)
     return WE_OK

@@ -66,6 +66,8 @@ cdef we_status run_layer(Pass *p, State state, size_t layer, size_t *expert) noe
 cdef void put_aside(const Pass *p, StateParts *parts) noexcept nogil:
     """Keep what a token needs to go on between two experts: another session may use the scratch meanwhile."""
     memcpy(parts.h, p.s.h, p.c.hidden * sizeof(float))
+    if p.c.latent:
+        memcpy(parts.z, p.s.z, p.c.X * sizeof(float))
     memcpy(parts.y, p.s.y, p.c.X * sizeof(float))
     memcpy(parts.idx, p.s.idx, p.c.k * sizeof(int32_t))
     memcpy(parts.weight, p.s.weight, p.c.k * sizeof(float))
@@ -73,6 +75,8 @@ cdef void put_aside(const Pass *p, StateParts *parts) noexcept nogil:
 
 cdef void bring_back(Pass *p, const StateParts *parts) noexcept nogil:
     memcpy(p.s.h, parts.h, p.c.hidden * sizeof(float))
+    if p.c.latent:
+        memcpy(p.s.z, parts.z, p.c.X * sizeof(float))
     memcpy(p.s.y, parts.y, p.c.X * sizeof(float))
     memcpy(p.s.idx, parts.idx, p.c.k * sizeof(int32_t))
     memcpy(p.s.weight, parts.weight, p.c.k * sizeof(float))
@@ -159,7 +163,7 @@ cdef class Engine:
 
     Raises
     ------
-    MemoryError, FormatError (a tensor is missing or not F32 where it must be), UnsupportedModel
+    MemoryError, FormatError (a tensor is missing or not F32 where it must be)
     """
 
     def __init__(self, config, Trunk trunk, ExpertStore store, str prefix, *, size_t context, size_t chunk,

@@ -15,7 +15,7 @@ from warp_embed._store cimport Trunk
 from warp_embed.engine.structs cimport Config, FfnWeights, Job, KdaWeights, LayerState, LayerWeights, Linear
 from warp_embed.engine.structs cimport MixWeights, MlaWeights, Scratch, StateParts, Weights
 
-from warp_embed.errors import FormatError, UnsupportedModel
+from warp_embed.errors import FormatError
 
 cdef extern from "warp_embed/latents.h":
     void *we_block_new(size_t nbytes)
@@ -61,10 +61,7 @@ cdef void take_acts(Carver *k, we_acts *a, size_t n, size_t cols, size_t parts) 
 # ----------------------------------------------------------------- config ----
 
 cdef int fill_config(Config *c, config, size_t context, size_t chunk, size_t threads, str kv) except -1:
-    """The numbers of a ModelConfig. UnsupportedModel: a feature that this engine lacks."""
-    if config.latent:
-        raise UnsupportedModel("this version does not run models with routed_expert_hidden_size",
-                               field="routed_expert_hidden_size")
+    """The numbers of a ModelConfig."""
     if kv not in KV_KINDS:
         raise ValueError(f"kv={kv!r}: one of {', '.join(map(repr, KV_KINDS))} is expected")
     memset(c, 0, sizeof(Config))
@@ -82,6 +79,7 @@ cdef int fill_config(Config *c, config, size_t context, size_t chunk, size_t thr
         c.situ_beta, c.situ_linear = config.situ_beta, config.situ_linear_beta
     c.dense_inter = config.dense_inter
     c.E, c.k, c.I, c.X = config.n_experts, config.top_k, config.moe_inter, config.expert_width
+    c.latent = config.latent > 0
     c.shared_inter = config.moe_inter * max(1, config.n_shared) if config.n_experts else 0
     c.router.experts, c.router.top_k, c.router.renormalize = config.n_experts, config.top_k, config.renormalize
     c.router.groups, c.router.top_groups = 1, 1
@@ -129,6 +127,7 @@ cdef void carve_feed_forward(const Config *c, Scratch *s, Carver *k) noexcept no
     take_acts(k, &s.inner_acts, n, inter, 1)
     if c.E == 0:
         return
+    s.z = take_floats(k, n * c.X) if c.latent else s.h
     s.routed_y = take_floats(k, n * c.hidden)
     s.router_logits = take_floats(k, n * c.E)
     s.router_work = take_floats(k, c.threads * c.E)
@@ -291,6 +290,11 @@ cdef size_t carve_weights(const Config *c, Weights *w, config, Trunk trunk, str 
             layer.moe.router = matrix(trunk, moe + "gate.weight", c.E, c.hidden)
             if trunk is not None and moe + "gate.e_score_correction_bias" in trunk.index:
                 layer.moe.bias = vector(trunk, moe + "gate.e_score_correction_bias", c.E)
+            if c.latent:
+                layer.moe.latent_down = matrix(trunk, moe + "routed_expert_down_proj.weight", c.X, c.hidden)
+                layer.moe.latent_up = matrix(trunk, moe + "routed_expert_up_proj.weight", c.hidden, c.X)
+            if c.latent and config.latent_norm:
+                layer.moe.latent_norm = vector(trunk, moe + "routed_expert_norm.weight", c.X)
             bind_ffn(&layer.moe.shared, trunk, moe + "shared_experts.", c.shared_inter, c.hidden)
         else:
             bind_ffn(&layer.ffn, trunk, top + "mlp.", c.dense_inter, c.hidden)
@@ -312,6 +316,7 @@ cdef size_t carve_state(const Config *c, config, StateParts *s, char *base) exce
     k.base, k.used = base, 2 * half
     parts.x = take_floats(&k, (c.B + 1) * c.hidden)
     parts.h = take_floats(&k, c.hidden)
+    parts.z = take_floats(&k, c.X) if c.latent else NULL
     parts.y = take_floats(&k, max(c.hidden, c.X))
     parts.idx = <int32_t *>take(&k, c.k * sizeof(int32_t))
     parts.weight = take_floats(&k, c.k)

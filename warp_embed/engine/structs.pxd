@@ -23,6 +23,7 @@ cdef struct Config:
     float situ_beta, situ_linear        # SiTU's bounds; situ_beta 0: SiLU
     size_t dense_inter
     size_t E, k, I, X, shared_inter     # mixture of experts
+    bint latent                         # X is not the hidden width: experts work on a projection
     we_router router                    # all but the layer's bias
     size_t context                      # positions a state can hold
     size_t chunk                        # most tokens of one pass
@@ -70,6 +71,9 @@ cdef struct FfnWeights:
 cdef struct MoeWeights:
     const we_matrix *router             # [E, hidden]
     const float *bias                   # [E] or NULL
+    const we_matrix *latent_down        # [X, hidden], [hidden, X]; NULL: experts take the layer's input itself
+    const we_matrix *latent_up
+    const float *latent_norm            # [X] or NULL
     FfnWeights shared
     int index                           # among the MoE layers: row of a routing trace
 
@@ -108,6 +112,7 @@ cdef struct StateParts:                 # one conversation
     float *hidden[2]                    # [hidden] last normed vector, by parity; logits are recomputed from it
     float *x                            # [B + 1][hidden] residual stream of a token that was paused
     float *h                            # [hidden] of one paused between two experts: normed input, sum so far, route
+    float *z                            # [X] its latent, or NULL
     float *y                            # [max(hidden, X)]
     int32_t *idx                        # [k]
     float *weight                       # [k]
@@ -145,6 +150,7 @@ cdef struct Scratch:                    # one per model; a pass at a time
     float *o                            # [n][max(C, nh v)]
     we_acts o_acts
     # feed-forward
+    float *z                            # [n][X] what the routed experts take: h, or its latent
     float *routed_y                     # [n][hidden] the routed experts' sum
     float *inner_gate                   # [n][inter]
     float *inner_up                     # [n][inter]
