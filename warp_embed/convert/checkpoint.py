@@ -10,13 +10,18 @@ from typing import Any
 import numpy as np
 
 from warp_embed.convert import mxfp4
+from warp_embed.convert.reclaim import Ledger
 from warp_embed.convert.safetensors import FLOATS, SafetensorsFile
 from warp_embed.convert.source import (
     MATRICES,
+    TRUNK,
     Expert,
+    Identity,
+    Shard,
     Source,
     container_config,
-    files_fingerprint,
+    fingerprint_of,
+    identity_of,
     quantization_of,
     refuse_unsupported,
     text_model,
@@ -31,13 +36,17 @@ INDEX = "model.safetensors.index.json"
 # Tensors of some releases that carry no weights: tables a reader computes itself.
 HARMLESS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias)$")
 RENAMED = re.compile(r"\.mlp\.experts\.|\.forget_gate\.|self_attn\.conv1d\.|\.mlp\.gate\.weight$")
+EXPERT_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.block_sparse_moe\.experts\.")
 JSON_CAP = 100_000_000
 SHOWN = 3                               # names in a message
 
 
 class Checkpoint(Source):
-    def __init__(self, directory: Path) -> None:
+    in_shards = True
+
+    def __init__(self, directory: Path, ledger: Ledger | None = None) -> None:
         self.directory = directory
+        self._ledger = ledger or Ledger()
         self.warnings: list[str] = []
         raw, self._config_bytes = load_object(str(directory / "config.json"), JSON_CAP)
         refuse_unsupported(raw)
@@ -72,14 +81,14 @@ class Checkpoint(Source):
             weight_map = self._weight_map(index)
             names = sorted(set(weight_map.values()))
         else:
-            names = sorted(p.name for p in self.directory.glob("*.safetensors"))
+            names = sorted({p.name for p in self.directory.glob("*.safetensors")} | self._ledger.deleted)
             if "model.safetensors" in names:
                 names = ["model.safetensors"]
             if len(names) != 1:
                 raise FormatError(f"{self.directory}: {len(names)} .safetensors files and no {INDEX}",
                                   file=str(index_path))
         for name in names:
-            self._files[name] = file = SafetensorsFile(self.directory / name)
+            self._files[name] = file = self._open_shard(name)
             for tensor in file.tensors:
                 if tensor in self._home:
                     raise FormatError(f"tensor {tensor} is in {name} and in {self._home[tensor].path.name}",
@@ -92,7 +101,41 @@ class Checkpoint(Source):
             if tensor not in self._home:
                 raise FormatError(f"tensor {tensor} is not in {name}, where {INDEX} has it", field=tensor,
                                   file=str(self.directory / name))
-        self.fingerprint = files_fingerprint(documents, (f.path for f in self._files.values()))
+        self.fingerprint = fingerprint_of(documents, map(self._identity, self._files.values()))
+
+    def _open_shard(self, name: str) -> SafetensorsFile:
+        path = self.directory / name
+        if name in self._ledger.deleted and not path.exists():
+            return SafetensorsFile(path, self._ledger.header_path(name), self._ledger.entries[name].nbytes)
+        return SafetensorsFile(path)
+
+    def _identity(self, file: SafetensorsFile) -> Identity:
+        """A shard that was deleted, or is back after that, is the one it was."""
+        entry = self._ledger.entries.get(file.path.name)
+        if entry is not None and (file.gone or entry.describes(file.size, file.header())):
+            return file.path.name, entry.nbytes, entry.mtime_ns
+        return identity_of(file.path)
+
+    def shards(self) -> list[Shard]:
+        def parts(file: SafetensorsFile) -> frozenset[int]:
+            return frozenset(part for part in map(self._part, file.tensors) if part is not None)
+
+        return [Shard(file.path, file.size, parts(file), file.gone) for file in self._files.values()]
+
+    def header(self, name: str) -> bytes:
+        """What is in front of a shard's tensors."""
+        return self._files[name].header()
+
+    def _part(self, name: str) -> int | None:
+        """What needs a tensor: the experts of a layer, the trunk, or nothing."""
+        found = EXPERT_LAYER.match(name.removeprefix(self.prefix))
+        if found:
+            return int(found[1])
+        return TRUNK if name.startswith(self.prefix) else None
+
+    def release(self, path: Path) -> None:
+        """Close a shard for good: while it is open, deleting it frees nothing."""
+        self._files[path.name].close()
 
     def _weight_map(self, index: dict[str, Any]) -> dict[str, str]:
         weight_map = index.get("weight_map")
@@ -103,7 +146,8 @@ class Checkpoint(Source):
             if not isinstance(name, str) or not name.endswith(".safetensors") or re.search(r"[/\\:\0]", name):
                 raise FormatError(f"{INDEX}: {tensor} is in {name!r}, which is no file name of a shard", file=where,
                                   field=tensor)
-        missing = sorted({name for name in weight_map.values() if not (self.directory / name).is_file()})
+        missing = sorted({name for name in weight_map.values()
+                          if not (self.directory / name).is_file() and name not in self._ledger.deleted})
         if missing:
             raise FileNotFoundError(f"{self.directory} lacks {len(missing)} shards of {INDEX}, "
                                     f"first {missing[0]}; finish the download")

@@ -10,7 +10,17 @@ from warp_embed._store import File
 from warp_embed.convert import mxfp4
 from warp_embed.convert.encode import F16_INFINITY
 from warp_embed.convert.safetensors import to_f32
-from warp_embed.convert.source import MATRICES, Expert, Source, container_config, files_fingerprint, finite
+from warp_embed.convert.source import (
+    MATRICES,
+    TRUNK,
+    Expert,
+    Shard,
+    Source,
+    container_config,
+    fingerprint_of,
+    finite,
+    identity_of,
+)
 from warp_embed.runtime.manifest import Encoding, Manifest
 
 
@@ -40,11 +50,16 @@ class Container(Source):
         files = [directory / "trunk.bin", *(directory / bank.file for bank in manifest.banks.values())]
         if self.books is not None:
             files.append(directory / "codebooks.bin")
-        self.fingerprint = files_fingerprint([(directory / "manifest.json").read_bytes()], files)
+        self.fingerprint = fingerprint_of([(directory / "manifest.json").read_bytes()], map(identity_of, files))
 
     def _open(self, name: str) -> File:
         self._files.append(file := File(str(self.directory / name)))
         return file
+
+    def shards(self) -> list[Shard]:
+        trunk = Shard(self.directory / "trunk.bin", self._trunk_file.size, frozenset({TRUNK}), False)
+        return [trunk, *(Shard(self.directory / bank.file, bank.nbytes, frozenset({layer}), False)
+                         for layer, bank in self.manifest.banks.items())]
 
     def close(self) -> None:
         for file in self._files:

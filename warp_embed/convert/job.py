@@ -3,36 +3,40 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from warp_embed.convert import codebooks, tokenizer_files
+from warp_embed.convert import codebooks, document, tokenizer_files
+from warp_embed.convert.checkpoint import Checkpoint
 from warp_embed.convert.container import Container
 from warp_embed.convert.encode import BLOCK_ELEMENTS, HEADER_BYTES, VEC_DIM, encode_expert, encode_rows, row_blocks
-from warp_embed.convert.plan import Plan, expert_manifest, make_plan, trunk_manifest
-from warp_embed.convert.source import Source, is_kimi_k3, open_source
+from warp_embed.convert.estimate import Estimate, estimate, measure
+from warp_embed.convert.plan import Plan, make_plan
+from warp_embed.convert.reclaim import Ledger, Reclaimer, check_bank, check_trunk
+from warp_embed.convert.source import TRUNK, Source, is_kimi_k3, open_source
 from warp_embed.convert.threads import in_flight, in_order, usable_cores
 from warp_embed.convert.writer import AtomicFile, WorkingDirectory, json_bytes, write_file
 from warp_embed.errors import FormatError
 from warp_embed.runtime.manifest import Manifest, TrunkEntry
 
 JOB_VERSION = 1                         # raised when the same options would give other bytes
+MEASURED_BYTES = 256 << 20              # a conversion of less is over before it is measured
 FIT_WORKERS = 8                         # each holds a sample of codebook vectors, some 100 MB with its products
 
 Progress = Callable[[str, int, int], None]
+OnStart = Callable[[Estimate], None]
 
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What a conversion did. ``*_reason`` says why an encoding was chosen; ``kept_bytes`` came from an earlier run."""
+    """What a conversion did. ``*_reason`` says why an encoding was chosen; ``kept_bytes`` came from an earlier run,
+    ``reclaimed_bytes`` of the source were deleted."""
     path: str
     trunk: str
     experts: str
@@ -45,14 +49,16 @@ class ConvertReport:
     expert_bytes: int
     total_bytes: int
     kept_bytes: int
+    reclaimed_bytes: int
     seconds: float
     warnings: list[str] = field(default_factory=list)
 
 
 class Job:
     def __init__(self, source: Source, plan: Plan, work: WorkingDirectory, threads: int,
-                 on_progress: Progress | None) -> None:
+                 on_progress: Progress | None, reclaimer: Reclaimer | None) -> None:
         self.source, self.plan, self.work, self.threads = source, plan, work, threads
+        self.reclaimer = reclaimer
         self._on_progress = on_progress
         self.trunk_sums: dict[str, list[int]] = {}         # of payload and of scales
         self.done_bytes = 0
@@ -120,12 +126,43 @@ class Job:
                     return False
         return True
 
-    def check_disk(self) -> None:
-        needed = self.plan.total_bytes - self.kept_bytes + (4 << 20)      # manifest, tokenizer, directories
-        free = shutil.disk_usage(self.work.path).free
-        if free < needed:
-            raise OSError(errno.ENOSPC, f"the container needs {needed / 1e9:.2f} GB more and {free / 1e9:.2f} GB are "
-                          "free", str(self.work.path))
+    @property
+    def done(self) -> set[int]:
+        """The parts of the plan that are whole."""
+        return self.finished | ({TRUNK} if self.trunk_finished else set())
+
+    def check_sources(self) -> None:
+        """Refuse when a shard that was deleted is needed again."""
+        for shard in self.source.shards():
+            lost = shard.parts - self.done if shard.gone else None
+            if lost:
+                what = "trunk.bin" if TRUNK in lost else f"experts-L{min(lost)}.bin"
+                raise FormatError(f"{self.work / what} is not whole any more, and {shard.path.name}, which it was made "
+                                  "from, was deleted (--reclaim); download that file once more", file=str(shard.path))
+
+    def check_disk(self, seconds: float | None) -> Estimate:
+        found = estimate(self.source, self.plan, self.done, self.kept_bytes, self.work.path, self.threads, seconds)
+        least = found.needed_bytes if self.reclaimer is None else found.reclaim_needed_bytes
+        if found.free_bytes < least:
+            hint = ""
+            if self.reclaimer is None and found.free_bytes >= found.reclaim_needed_bytes < least:
+                hint = "; with --reclaim, which deletes the source as it goes, that is enough"
+            raise OSError(errno.ENOSPC, f"the conversion needs {least / 1e9:.2f} GB more and "
+                          f"{found.free_bytes / 1e9:.2f} GB are free{hint}", str(self.work.path))
+        return found
+
+    def reclaim(self) -> None:
+        """Delete the shards that only finished parts needed, after those were read back."""
+        if self.reclaimer is not None:
+            self.reclaimer.done(self.done, self._verify)
+
+    def _verify(self, part: int) -> None:
+        plan = self.plan
+        if part == TRUNK:
+            check_trunk(self.work / "trunk.bin", plan.trunk, self.trunk_sums)
+        else:
+            assert plan.layout is not None
+            check_bank(self.work / f"experts-L{part}.bin", plan.layout, part, plan.n_experts, plan.base(part))
 
     # -- trunk ------------------------------------------------------------------
 
@@ -151,6 +188,7 @@ class Job:
                     n += scales.nbytes
                 self._advance("trunk", n)
             file.publish()
+        self.trunk_finished = True
 
     def read_trunk_sums(self) -> None:
         """Checksums of a trunk that an earlier run has finished."""
@@ -200,6 +238,7 @@ class Job:
                 file.write(record)
                 self._advance("experts", len(record))
             file.publish()
+        self.finished.add(layer)
 
     def merge_codebooks(self) -> None:
         plan = self.plan
@@ -212,53 +251,42 @@ class Job:
 
     # -- the rest -----------------------------------------------------------------
 
-    def manifest(self) -> dict[str, Any]:
-        plan, config = self.plan, self.source.config
-        architectures = config.get("architectures")
-        arch = architectures[0] if isinstance(architectures, list) and architectures else "unknown"
-        if config.get("model_type") == "kimi_linear":           # of the text model, also of K3's
-            arch = "kimi-k3" if is_kimi_k3(config) else "kimi-linear"
-        document: dict[str, Any] = {"format_version": plan.format_version, "arch": arch,
-                                    "tensor_prefix": self.source.prefix, "config": config}
-        if plan.form is not None:
-            document["expert_quant"] = expert_manifest(plan.form)
-            document["layers"] = {str(layer): self._layer_manifest(layer) for layer in plan.moe_layers}
-        document["trunk"] = [trunk_manifest(entry, *self.trunk_sums[entry.name]) for entry in plan.trunk]
-        return document
-
-    def _layer_manifest(self, layer: int) -> dict[str, Any]:
-        plan = self.plan
-        entry: dict[str, Any] = {"file": f"experts-L{layer}.bin", "experts": plan.n_experts, "bytes": plan.bank_bytes,
-                                 "codebook_base": plan.base(layer)}
-        if layer in self.books:
-            entry["codebooks_crc32"] = zlib.crc32(codebooks.pack_books(self.books[layer], plan.base(layer)))
-        return entry
-
-    def run(self, tokenizer: tokenizer_files.TokenizerFiles, resumed: bool) -> None:
+    def run(self, tokenizer: tokenizer_files.TokenizerFiles, resumed: bool, on_start: OnStart | None) -> None:
         self.look_for_finished_parts(resumed)
-        self.check_disk()
+        self.check_sources()
+        self.check_disk(None)
+        if on_start is not None:
+            worth_it = self.plan.total_bytes - self.kept_bytes > MEASURED_BYTES
+            on_start(self.check_disk(measure(self.source, self.plan, self.done, self.pool, self.threads)
+                                     if worth_it else None))
+        if self.reclaimer is not None:
+            self.reclaimer.begin(self.work.path)
         self._advance("start", self.kept_bytes)
         if self.trunk_finished:
             self.read_trunk_sums()
         else:
             self.write_trunk()
+        self.reclaim()
         if self.plan.books_per_layer:
             self.fit_codebooks()
         for layer in self.plan.moe_layers:
             if layer not in self.finished:
                 self.write_bank(layer)
+                self.reclaim()
         if self.plan.format_version == 0:
             self.merge_codebooks()
         for name, data in tokenizer.files.items():
             if not (self.work / name).exists():
                 write_file(self.work / name, data)
-        write_file(self.work / "manifest.json", json_bytes(self.manifest()))
+        write_file(self.work / "manifest.json",
+                   json_bytes(document.manifest(self.source, self.plan, self.trunk_sums, self.books)))
         Manifest.read(self.work.path)           # what we publish must open
         self.work.publish()
 
 
 def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], *, trunk: str = "auto", experts: str = "auto",
-            threads: int | None = None, on_progress: Progress | None = None) -> ConvertReport:
+            threads: int | None = None, reclaim: bool = False, on_start: OnStart | None = None,
+            on_progress: Progress | None = None) -> ConvertReport:
     """Write the container `dst` from a checkpoint or another container.
 
     Works in ``dst.partial``, which a later call with the same source and options continues, and renames it when
@@ -272,9 +300,15 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], *, trunk: 
         Must not exist.
     trunk : {"auto", "f32", "q8", "q4"}
     experts : {"auto", "f32", "bf16", "q8", "q4", "mxfp4", "vq3", "vq2", "vq4p"}
-        "auto" chooses by size; the report says what and why.
+        "auto" chooses by size; the report says what and why. "mxfp4" keeps the experts of a release that has them so.
     threads : int, optional
         Default: the cores this process may use.
+    reclaim : bool
+        Delete each shard of the checkpoint as soon as everything in it is safe in ``dst.partial``: flushed, renamed,
+        and read back. Tensors that the container leaves out (vision) go with their shards; config and tokenizer stay.
+        ``reclaim.json`` there lists what was deleted; a later call continues without it.
+    on_start : callable(Estimate), optional
+        Called once before anything is written, with the disk it takes and the time, which is measured for this.
     on_progress : callable(phase, done_bytes, total_bytes), optional
         Called in this thread between blocks; bytes are those of the container.
 
@@ -282,7 +316,10 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], *, trunk: 
     ------
     FormatError         the source is malformed, or a weight is missing, unknown, misshaped, NaN or infinite.
     UnsupportedModel    a well-formed source that this version cannot convert.
-    FileExistsError     `dst` exists, or another conversion is writing it.
+    FileExistsError     `dst` exists, another conversion is writing it, or ``dst.partial`` is all that is left of shards
+                        that a conversion with other options deleted.
+    ValueError, PermissionError
+                        an option; with reclaim, shards that cannot be deleted safely. Nothing was deleted.
     OSError             ENOSPC before any work if the disk is too small; or a read or write failed.
     """
     started = time.monotonic()
@@ -291,20 +328,22 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], *, trunk: 
     dst = Path(os.path.abspath(dst))
     work = WorkingDirectory(dst)
     work.refuse_existing()
-    with open_source(Path(src)) as source:
+    ledger = Ledger.read(work.path)
+    with open_source(Path(src), ledger) as source:
         plan = make_plan(source, trunk, experts)
-        if isinstance(source, Container):
-            tokenizer = tokenizer_files.copy_from_container(source.directory)
-        else:
-            is_kimi_linear = source.config.get("model_type") == "kimi_linear" and not is_kimi_k3(source.config)
-            tokenizer = tokenizer_files.make_from_checkpoint(source.directory, is_kimi_linear)
+        reclaimer = None
+        if reclaim:
+            if not isinstance(source, Checkpoint):
+                raise ValueError(f"reclaim deletes the shards of a checkpoint, and {src} is a container")
+            reclaimer = Reclaimer(source, ledger)
+        tokenizer = _tokenizer(source)
         job = {"version": JOB_VERSION, "source": source.fingerprint, "trunk": plan.trunk_option,
                "experts": plan.experts_option}
         run = None
         try:
-            resumed, warning = work.open(job)
-            run = Job(source, plan, work, threads or usable_cores(), on_progress)
-            run.run(tokenizer, resumed)
+            resumed, warning = work.open(job, ledger.deleted)
+            run = Job(source, plan, work, threads or usable_cores(), on_progress, reclaimer)
+            run.run(tokenizer, resumed, on_start)
         finally:
             if run is not None:
                 run.pool.shutdown(cancel_futures=True)
@@ -312,4 +351,12 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], *, trunk: 
         warnings = [*source.warnings, *tokenizer.warnings, *([warning] if warning else [])]
     return ConvertReport(str(dst), plan.trunk_option, plan.experts_option, plan.trunk_reason, plan.experts_reason,
                          plan.format_version, len(plan.trunk), len(plan.moe_layers) * plan.n_experts, plan.trunk_bytes,
-                         plan.expert_bytes, plan.total_bytes, run.kept_bytes, time.monotonic() - started, warnings)
+                         plan.expert_bytes, plan.total_bytes, run.kept_bytes, reclaimer.freed_bytes if reclaimer else 0,
+                         time.monotonic() - started, warnings)
+
+
+def _tokenizer(source: Source) -> tokenizer_files.TokenizerFiles:
+    if isinstance(source, Container):
+        return tokenizer_files.copy_from_container(source.directory)
+    is_kimi_linear = source.config.get("model_type") == "kimi_linear" and not is_kimi_k3(source.config)
+    return tokenizer_files.make_from_checkpoint(source.directory, is_kimi_linear)

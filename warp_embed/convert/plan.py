@@ -2,47 +2,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from warp_embed._store import RecordLayout
 from warp_embed.convert.encode import (
     EXPERT_FORMATS,
     GROUP,
-    INDEX_BLOCK,
     TRUNK_OPTIONS,
     VEC_DIM,
     check_vq_columns,
     trunk_encoding,
 )
-from warp_embed.convert.source import Source
+from warp_embed.convert.source import TRUNK, Source
 from warp_embed.errors import UnsupportedModel
 from warp_embed.runtime.manifest import ExpertFormat, TrunkEntry
 
+BOOKS = -2                      # the part that codebooks are, beside TRUNK and the layers' numbers
 TINY_BYTES = 64 << 20           # a model below this in 8 bits gains nothing from fewer
 RESIDENT_BYTES = 48 << 30       # experts that fit the memory of a large laptop
 
 
 def trunk_bytes(entry: TrunkEntry) -> int:
     return entry.payload_bytes + entry.scale_bytes
-
-
-def trunk_manifest(entry: TrunkEntry, crc: int, scale_crc: int) -> dict[str, Any]:
-    """An element of the manifest's trunk array; the checksums are ours, other readers ignore them."""
-    out: dict[str, Any] = {"name": entry.name, "fmt": int(entry.encoding), "off": entry.offset,
-                           "shape": list(entry.shape)}
-    if entry.groups:
-        out |= {"group": entry.group, "scale_off": entry.scale_offset}
-    out |= {"bytes": trunk_bytes(entry), "crc32": crc}
-    return out | {"scale_crc32": scale_crc} if entry.groups else out
-
-
-def expert_manifest(form: ExpertFormat) -> dict[str, Any]:
-    if not form.encoding.is_vq:
-        return {"fmt": form.encoding.name, "group": form.group}
-    return {"fmt": form.encoding.name, "stages": form.stages, "vec_dim": form.vec_dim, "entries": form.entries,
-            "index_block": INDEX_BLOCK, "index_bits": form.index_bits,
-            "bits_per_weight": form.stages * form.index_bits / form.vec_dim}
 
 
 def plan_trunk(source: Source, option: str) -> list[TrunkEntry]:
@@ -98,6 +80,14 @@ class Plan:
     def format_version(self) -> int:
         """0 is the format that other readers know; 1 adds our encodings of records."""
         return 0 if self.form is None or self.form.encoding.is_vq else 1
+
+    def parts(self) -> Iterator[tuple[int, int]]:
+        """(part, bytes) in the order in which they are written: TRUNK, BOOKS, layers' numbers."""
+        yield TRUNK, self.trunk_bytes
+        books = len(self.moe_layers) * self.books_per_layer * self.book_bytes
+        yield BOOKS, 2 * books          # a part for every layer, and all of them merged
+        for layer in self.moe_layers:
+            yield layer, self.bank_bytes
 
     def base(self, layer: int) -> int:
         """Number of the layer's first codebook: fixed by its place, so a resumed conversion cannot renumber."""

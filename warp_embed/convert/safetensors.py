@@ -5,6 +5,7 @@ before it was held against the size of the file.
 """
 from __future__ import annotations
 
+import errno
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,12 +39,18 @@ class Slice(NamedTuple):
 
 
 class SafetensorsFile:
-    """The tensors of one file, readable by ranges of rows from any number of threads."""
+    """The tensors of one file, readable by ranges of rows from any number of threads.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        regular_size(str(path))             # a FIFO would hang whoever opens it
-        self._file = File(str(path))
+    With `header`, a copy of what is in front of the tensors, the file may be gone: it had `size` bytes, and its tensors
+    are known but cannot be read.
+    """
+
+    def __init__(self, path: Path, header: Path | None = None, size: int = 0) -> None:
+        self.path, self.gone = path, header is not None
+        source = header or path
+        regular_size(str(source))           # a FIFO would hang whoever opens it
+        self._file = File(str(source))
+        self.size = size if header is not None else self._file.size
         try:
             self.tensors = self._read_header()
         except BaseException:
@@ -58,12 +65,13 @@ class SafetensorsFile:
         return FormatError(where + what, file=str(self.path), field=name)
 
     def _read_header(self) -> dict[str, Slice]:
-        size = self._file.size
+        size = self.size
         if size < 8:
             raise self._refuse("too short to be a safetensors file")
         n = int.from_bytes(self._bytes(0, 8), "little")
         if n > min(HEADER_CAP, size - 8):
             raise self._refuse(f"the header claims {n} bytes; the file has {size}")
+        self._header_bytes = 8 + n
         header = parse_json(self._bytes(8, n), str(self.path))
         if not isinstance(header, dict):
             raise self._refuse("the header is not an object")
@@ -93,6 +101,10 @@ class SafetensorsFile:
             raise self._refuse(f"{end - begin} bytes do not hold {shape} of {dtype}", name)
         return Slice(dtype, tuple(shape), base + begin, base + end)
 
+    def header(self) -> bytes:
+        """What is in front of the tensors."""
+        return self._bytes(0, self._header_bytes)
+
     def _bytes(self, offset: int, n: int) -> bytes:
         out = bytearray(n)
         self._file.read_into(out, offset)
@@ -112,6 +124,9 @@ class SafetensorsFile:
         tensor = self.tensors[name]
         if not 0 <= row0 <= row1 <= tensor.rows:
             raise IndexError(f"rows {row0} to {row1} of {name}")
+        if self.gone:
+            raise FileNotFoundError(errno.ENOENT, f"{name} is needed again, and its file was deleted (--reclaim); "
+                                    "download it once more", str(self.path))
         stride = tensor.cols * ITEM_BYTES[tensor.dtype]
         raw = np.empty((row1 - row0, stride), np.uint8)
         self._file.read_into(raw.reshape(-1), tensor.begin + row0 * stride)

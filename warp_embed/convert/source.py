@@ -6,14 +6,27 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from warp_embed.errors import FormatError, UnsupportedModel
 from warp_embed.runtime.config import ModelConfig
 
+if TYPE_CHECKING:
+    from warp_embed.convert.reclaim import Ledger
+
 MATRICES = ("gate", "up", "down")
+TRUNK = -1                      # the part of a model beside the layers' experts, which go by the layer's number
+
+
+class Shard(NamedTuple):
+    """One weight file of a checkpoint."""
+
+    path: Path
+    nbytes: int
+    parts: frozenset[int]       # what needs it: TRUNK, numbers of layers
+    gone: bool                  # deleted by an earlier run
 
 
 class Expert(ABC):
@@ -40,6 +53,7 @@ class Source(ABC):
     warnings: list[str]                 # what the user should know about it
     fingerprint: str                    # changes when a file of the source is replaced
     has_mxfp4: bool                     # every expert is stored in MXFP4
+    in_shards = False                   # of files that can be deleted one by one
 
     @abstractmethod
     def _rows(self, name: str, row0: int, row1: int) -> np.ndarray: ...
@@ -53,6 +67,10 @@ class Source(ABC):
     def rows(self, name: str, row0: int, row1: int) -> np.ndarray:
         """Rows [row0, row1) of a trunk tensor seen as [rows, last axis], as f32, all finite."""
         return finite(self._rows(name, row0, row1), name, row0)
+
+    @abstractmethod
+    def shards(self) -> list[Shard]:
+        """The files that hold the weights."""
 
     def expert_shapes(self) -> list[tuple[int, int]]:
         width, inter = self.model.expert_width, self.model.moe_inter
@@ -82,19 +100,26 @@ def rows_and_cols(shape: tuple[int, ...]) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1]
 
 
-def files_fingerprint(parts: Iterable[bytes], files: Iterable[Path]) -> str:
+Identity = tuple[str, int, int]     # name, bytes, time of the last change in ns
+
+
+def identity_of(path: Path) -> Identity:
+    stat = path.stat()
+    return path.name, stat.st_size, stat.st_mtime_ns
+
+
+def fingerprint_of(parts: Iterable[bytes], files: Iterable[Identity]) -> str:
     """Cheap identity of a source: the small documents' contents, the large files' names, sizes and times."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
-    for path in files:
-        stat = path.stat()
-        digest.update(repr((path.name, stat.st_size, stat.st_mtime_ns)).encode())
+    for identity in files:
+        digest.update(repr(identity).encode())
     return digest.hexdigest()
 
 
-def open_source(path: Path) -> Source:
-    """A container if there is a manifest.json, else a checkpoint."""
+def open_source(path: Path, ledger: Ledger | None = None) -> Source:
+    """A container if there is a manifest.json, else a checkpoint, of which `ledger` knows the deleted shards."""
     from warp_embed.convert.checkpoint import Checkpoint
     from warp_embed.convert.container import Container
     if not path.exists():
@@ -104,7 +129,7 @@ def open_source(path: Path) -> Source:
     if (path / "manifest.json").exists():
         return Container(path)
     if (path / "config.json").exists():
-        return Checkpoint(path)
+        return Checkpoint(path, ledger)
     raise FileNotFoundError(f"{path} holds neither config.json (a checkpoint) nor manifest.json (a container)")
 
 
@@ -158,11 +183,18 @@ def quantization_of(raw: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def is_mxfp4_release(raw: dict[str, Any]) -> bool:
+    """Does the config say that the experts are packed as Kimi-K3's?"""
+    quantization = quantization_of(raw)
+    return (quantization.get("quant_method") == "compressed-tensors"
+            and quantization.get("format") == "mxfp4-pack-quantized")
+
+
 def refuse_unsupported(raw: dict[str, Any]) -> None:
     """UnsupportedModel for what is a well-formed release of another kind."""
     quantization = quantization_of(raw)
     method, kind = quantization.get("quant_method"), quantization.get("format")
-    if method in (None, "fp8") or (method == "compressed-tensors" and kind == "mxfp4-pack-quantized"):
+    if method in (None, "fp8") or is_mxfp4_release(raw):
         return
     name = repr(method) if kind is None else f"{method!r}, format {kind!r}"
     raise UnsupportedModel(f"weights packed by {name} cannot be read; bf16, f16, f32, block-scaled fp8 and "

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +24,7 @@ else:
 
 # Everything a conversion may leave in its working directory; nothing else is ever deleted.
 OURS = re.compile(r"(manifest\.json|trunk\.bin|codebooks(-L\d+)?\.bin|experts-L\d+\.bin|tokenizer\.model|specials\.json"
-                  r"|chat\.json|chat_template\.jinja|job\.json|job\.lock|.+\.tmp)")
+                  r"|chat\.json|chat_template\.jinja|job\.json|job\.lock|reclaim\.json|.+\.safetensors\.header|.+\.tmp)")
 
 
 def sync_directory(path: Path) -> None:
@@ -102,8 +103,11 @@ class WorkingDirectory:
         if os.path.lexists(self.dst):
             raise FileExistsError(f"{self.dst} exists; remove it or choose another name")
 
-    def open(self, job: dict[str, Any]) -> tuple[bool, str | None]:
-        """Create or take over. (True: what is there belongs to this job and may be kept, warning or None)."""
+    def open(self, job: dict[str, Any], deleted: Collection[str] = ()) -> tuple[bool, str | None]:
+        """Create or take over. (True: what is there belongs to this job and may be kept, warning or None).
+
+        `deleted`: shards of the source that are nowhere but in what is there; then another job is refused.
+        """
         self.refuse_existing()
         self.path.mkdir(parents=True, exist_ok=True)
         self._take_lock()
@@ -113,6 +117,12 @@ class WorkingDirectory:
             raise FileExistsError(f"{self.path} holds {foreign[0]}, which no conversion wrote; move it away")
         warning = None
         same = self._read_job() == job
+        if deleted and not same:
+            before = self._read_job() or {}
+            raise FileExistsError(
+                f"{self.path} was begun with other options or another source (trunk={before.get('trunk')}, experts="
+                f"{before.get('experts')}), and {len(deleted)} shards were deleted since: they are only in there. "
+                "Continue with the same options, or move it away")
         if not same and found:
             if any(not name.endswith(".tmp") for name in found):
                 warning = (f"{self.path.name} was left by a conversion of another source or with other options: "
@@ -158,3 +168,5 @@ class WorkingDirectory:
         os.rename(self.path, self.dst)
         sync_directory(self.dst.parent)
         (self.dst / "job.json").unlink(missing_ok=True)
+        for header in self.dst.glob("*.safetensors.header"):
+            header.unlink()
