@@ -51,6 +51,13 @@ class Cancelled(WarpError):
     """cancel() was called; the session is at its last committed token."""
 
 
+class ToolCallError(WarpError, ValueError):
+    """The model began calls of tools that are not well formed or not complete: ``.raw``, what it wrote.
+
+    It is handed out with the reply, not raised: the rest of the reply is good.
+    """
+
+
 class NumericError(WarpError, ArithmeticError):
     """A result is not finite: ``.layer`` where it is known."""
 

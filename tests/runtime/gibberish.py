@@ -31,12 +31,12 @@ def widen(blob, rows):
     return struct.pack("<Q", len(raw)) + raw + b"".join(out)
 
 
-def write_checkpoint(folder):
+def write_checkpoint(folder, specials=SPECIALS):
     (folder / "model.safetensors").write_bytes(widen((KL_TINY / "model.safetensors").read_bytes(), VOCAB))
     config = json.loads((KL_TINY / "config.json").read_text())
-    config.update(vocab_size=VOCAB, eos_token_id=SPECIALS["<|im_end|>"])
+    config.update(vocab_size=VOCAB, eos_token_id=specials.get("<|im_end|>", specials.get("<|end_of_msg|>")))
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tiktoken.model").write_bytes(b"\n".join(rank_lines()) + b"\n")
-    added = {str(i): {"content": text, "special": True} for text, i in SPECIALS.items()}
+    added = {str(i): {"content": text, "special": True} for text, i in specials.items()}
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
     return folder

@@ -5,7 +5,8 @@ from vocabulary import SPECIALS, VOCAB
 
 from warp_embed.errors import Cancelled, ContextFull
 from warp_embed.runtime.chatformat import KIMI_LINEAR
-from warp_embed.runtime.tokenizer import StopFilter, TextStream, Tokenizer
+from warp_embed.runtime.generation import GREEDY
+from warp_embed.runtime.tokenizer import TextStream, Tokenizer
 
 END = SPECIALS["<|im_end|>"]
 
@@ -24,7 +25,7 @@ class Session:
     def position(self):
         return len(self.tokens)
 
-    def sync(self, ids):
+    def sync(self, ids, on_progress=None):
         assert ids and all(0 <= i < VOCAB for i in ids)
         if len(ids) > self.context:
             raise ContextFull("full", position=self.position)
@@ -45,38 +46,51 @@ class Session:
     def checkpoint(self):
         self.kept.add(self.position)
 
-    def generate(self, *, max_tokens, sampling, stop, stop_ids, top_logprobs=0, schema=None, grammar=None):
-        if max_tokens < 1:
-            raise ValueError("nothing to do")
-        self.seeds.append(sampling.seed if sampling else None)
-        return self.speak(max_tokens, StopFilter(stop), {*stop_ids, self.model.config.eos_token_id})
+    def _ready(self):
+        pass
 
-    def speak(self, left, text_filter, stop_ids):
+    def _reading(self, ids, clock):
+        while self.tokens[:len(ids)] != ids:
+            common = next((i for i, (a, b) in enumerate(zip(ids, self.tokens, strict=False)) if a != b),
+                          min(len(ids), self.position))
+            self.sync(ids[:common + 1])
+            yield
+
+    def _decode(self, how):
+        if how.sampling is not GREEDY:
+            self.seeds.append(how.sampling.seed)
+        else:
+            self.seeds.append(None)
+        return self.speak(how)
+
+    def speak(self, how):
         stream, reason = TextStream(self.model.tokenizer), None
         while reason is None:
             if self.position == self.context:
                 raise ContextFull("full")
-            item, text, left = self.script.pop(0), "", left - 1
+            item, text, how.left = self.script.pop(0), "", how.left - 1
+            if how.clock is not None:
+                yield None
             if isinstance(item, Cancelled):
                 reason = "cancelled"
             elif isinstance(item, BaseException):
                 raise item
-            elif item in stop_ids:
+            elif item in how.stop_ids:
                 reason = "stop"
             else:
                 self.tokens.append(item)
-                text = text_filter.push(stream.push(item))
-                reason = ("stop" if text_filter.stopped else "length" if left == 0 else
-                          "context" if self.position == self.context else None)
+                text = stream.push(item)
+                reason = "length" if how.left == 0 else "context" if self.position == self.context else None
             if reason:
-                text += text_filter.push(stream.flush()) + text_filter.flush()
+                text += stream.flush()
             yield SimpleNamespace(id=item, text=text, finish_reason=reason)
 
 
 class Model:
     def __init__(self, path, context=1000):
         self.path, self.tokenizer, self.context = str(path), Tokenizer(path, VOCAB), context
-        self.config = SimpleNamespace(eos_token_id=END)
+        self.end = self.tokenizer.special.get("<|end_of_msg|>", END)
+        self.config = SimpleNamespace(eos_token_id=self.end, vocab=VOCAB)
 
     def session(self):
         return Session(self, self.context)
@@ -92,4 +106,4 @@ def transcript(tok, *turns, form=KIMI_LINEAR):
 
 
 def says(chat, text, *end):
-    chat.session.script += [*chat._said.tokenizer.encode(text), *(end or [END])]
+    chat.session.script += [*chat.session.model.tokenizer.encode(text), *(end or [chat.session.model.end])]

@@ -8,7 +8,7 @@ from vocabulary import SPECIALS, VOCAB, write
 
 from warp_embed.errors import Cancelled, ContextFull, FormatError, RecordError, UnsupportedModel
 from warp_embed.runtime.chat import Chat
-from warp_embed.runtime.chatformat import KIMI_LINEAR, ChatFormat
+from warp_embed.runtime.chatformat import KIMI_LINEAR, format_of
 from warp_embed.runtime.tokenizer import Tokenizer
 
 K3_LIKE = {"user": ["<|sep|>user<|im_middle|>", "<|sep|>u<|im_end|>"], "open": "<|sep|>assistant<|im_middle|>",
@@ -246,7 +246,7 @@ def test_escapes_in_a_format(tmp_path):
     form = {**K3_LIKE, "user": ['<|sep|>role=\\"user\\"\n\t', "<|im_end|>"]}
     (tmp_path / "chat.json").write_text(json.dumps(form))
     tok = Tokenizer(tmp_path, VOCAB)
-    assert tok.decode(ChatFormat.of_model(tmp_path, tok).turns["user"][0]) == '<|sep|>role=\\"user\\"\n\t'
+    assert tok.decode(format_of(tmp_path, tok).turns["user"][0]) == '<|sep|>role=\\"user\\"\n\t'
 
 
 @pytest.mark.parametrize("change, field", [
@@ -261,7 +261,7 @@ def test_a_format_that_cannot_work_is_refused(tmp_path, change, field):
     (tmp_path / "chat.json").write_text(json.dumps({**K3_LIKE, **change}))
     tok = Tokenizer(tmp_path, VOCAB)
     with pytest.raises(FormatError) as error:
-        ChatFormat.of_model(tmp_path, tok)
+        format_of(tmp_path, tok)
     assert error.value.field == field and error.value.file.endswith("chat.json")
 
 
@@ -287,7 +287,7 @@ def test_files_damaged_anywhere_are_refused_or_harmless(tmp_path):
         (tmp_path / name).write_bytes(blob[:rng.choice([len(blob), rng.randrange(len(blob))])])
         try:
             chat = Chat(Model(tmp_path))
-            assert chat._said.tokenizer.decode(chat._said.tokenizer.encode("Hello é")) == "Hello é"
+            assert chat.session.model.tokenizer.decode(chat.session.model.tokenizer.encode("Hello é")) == "Hello é"
         except (FormatError, UnsupportedModel):
             refused += 1
         (tmp_path / name).write_bytes(whole[name])

@@ -185,7 +185,7 @@ def test_a_note_that_is_none_of_a_chat_is_refused(model, tmp_path):
         list(chat.ask("Hello", max_tokens=5))
         good = chat._said.note(chat.session.position)
         for change in ({"messages": []}, {"messages": [{}] * 3}, {"sizes": [1]}, {"sizes": [-1, 1, 1]}, {"dropped": 9},
-                       {"sizes": [1 << 40, 1, 1]}, {"locked": 2}, {"locked": True}, {"unread": [1 << 40]},
+                       {"sizes": [1 << 40, 1, 1]}, {"locked": 4}, {"locked": True}, {"unread": [1 << 40]},
                        {"unread": "x"}, {"messages": good["messages"][1:]}, {"dropped": None}, {"attempt": "x"}):
             chat.session.save(tmp_path / "a.state", note={"warp_embed.chat": {**good, "attempt": 0, **change}})
             with pytest.raises(StateError) as error:

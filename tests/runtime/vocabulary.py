@@ -9,6 +9,10 @@ MERGES = [b"th", b"the", b" t", b" the", b"in", b"ing", b"<|", b"|>", b"im", b"i
 SPECIALS = {"[BOS]": 300, "[EOS]": 301, "<|im_end|>": 302, "<|im_user|>": 303, "<|im_assistant|>": 304,
             "<|im_middle|>": 306, "<|im_end|>x": 307, "<|sep|>": 308,
             "<|im_system|>": 309, "[PAD]": 319}
+# K3's, and one of Kimi-Linear's that it does not have: the same ids mean other things in other models.
+XTML_SPECIALS = {"[BOS]": 300, "[EOS]": 301, "<|end_of_msg|>": 302, "<|open|>": 303, "<|close|>": 304, "<|sep|>": 305,
+                 "<|media_begin|>": 308, "<|media_content|>": 309, "<|media_end|>": 310, "<|media_pad|>": 311,
+                 "[PAD]": 319}
 VOCAB = 320
 TOKENS = {bytes([i]): i for i in range(256)} | {m: 256 + i for i, m in enumerate(dict.fromkeys(MERGES))}
 

@@ -38,7 +38,7 @@ def chat(model: Model) -> None:
         assert_type(text, str)
     assert_type(chat.edit(1, "Hi", sampling=Sampling(), top_logprobs=3), Iterator[str])
     assert_type(chat.retry(grammar="start: /a/"), Iterator[str])
-    assert_type(chat.messages, list[dict[str, str]])
+    assert_type(chat.messages, list[dict[str, Any]])
     assert_type(chat.count_tokens("Hello"), int)
     assert_type(chat.tokens_left, int)
     assert_type(chat.dropped, int)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from warp_embed import Chat, Model
-    from warp_embed.runtime.chat import AskOptions
+    from warp_embed.runtime.chatcore import AskOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from warp_embed.cli.common import add_model, cache_use, open_model, show, speed, styled
 
 if TYPE_CHECKING:
-    from warp_embed import Chat
+    from warp_embed import Chat, Token
 
 QUESTIONS = ("Hello, my name is Clara.", "What is the capital of France?", "What is the opposite of hot?",
              "What is 7 plus 5?")
@@ -38,10 +38,10 @@ def run(args: argparse.Namespace) -> int:
         heading("A conversation")
         with open_model(args) as model:
             chat = model.chat()
-            tokens = []
+            tokens: list[Token] = []
             for question in QUESTIONS:
                 answer(chat, question)
-                tokens += chat.reply
+                tokens.extend(chat.reply)
             stats: Any = model.stats()
             note(speed(len(tokens), sum(t.stats.total_ms for t in tokens) / 1000))
             note(cache_use(stats.get("hits", 0), stats.get("misses", 0), stats.get("bytes_read", 0)))

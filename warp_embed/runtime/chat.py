@@ -1,42 +1,32 @@
 """A conversation in a model's own chat format, on top of a Session."""
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypedDict
+import contextlib
+import copy
+import json
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from warp_embed.errors import Cancelled, ContextFull, StateError, UnsupportedModel
-from warp_embed.runtime.chatformat import ChatFormat
-from warp_embed.runtime.tokens import FinishReason
-from warp_embed.runtime.transcript import Message, Transcript
+from warp_embed.errors import StateError
+from warp_embed.runtime.chatcore import AskOptions, ChatCore, Reply
+from warp_embed.runtime.chatformat import ChatFormat, format_of
+from warp_embed.runtime.events import Content, Event, ToolCall
+from warp_embed.runtime.messages import Message, as_json, checked
+from warp_embed.runtime.transcript import Transcript
+from warp_embed.runtime.xtml import last_calls
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from warp_embed.runtime.generation import Clock
     from warp_embed.runtime.model import Model
     from warp_embed.runtime.paths import AnyPath
-    from warp_embed.runtime.sampling import Sampling
     from warp_embed.runtime.session import Session
-    from warp_embed.runtime.tokens import Token
 
-Overflow = Literal["refuse", "drop_oldest"]
 NOTE = "warp_embed.chat"                        # key in the note of a state file
-_SEED_STEP = 0x9E3779B97F4A7C15                 # odd: every attempt has a seed of its own
 
 
-class AskOptions(TypedDict, total=False):
-    """Keyword arguments of `Chat.ask`, `edit` and `retry`."""
-
-    max_tokens: int
-    sampling: Sampling | None
-    stop: str | Sequence[str]
-    overflow: Overflow
-    top_logprobs: int
-    schema: Mapping[str, Any] | str | None
-    grammar: str | None
-
-
-class Chat:
+class Chat(ChatCore):
     """A conversation: ask, and read the reply as it comes.
 
     The session belongs to the chat: before every reply it is made to hold the transcript, whatever else it has read.
@@ -56,8 +46,9 @@ class Chat:
         What it runs on; made by the chat.
     finish_reason : {"stop", "length", "context", "cancelled"} or None
         Why the last reply ended; None before the first and while one is being given.
-    reply : list of Token
-        The tokens that were decoded for the last reply, with their statistics.
+    reply : Reply
+        The last reply: a list of the tokens that were decoded for it, with their statistics; ``reply.content``,
+        ``reply.reasoning``, ``reply.tool_calls`` and ``reply.error``, calls that cannot be used, or None.
 
     Raises
     ------
@@ -68,15 +59,11 @@ class Chat:
     def __init__(self, model: Model, system: str | None = None, template: Mapping[str, Any] | None = None) -> None:
         self._start(model, template)
         if system is not None:
-            if not isinstance(system, str):
-                raise TypeError(f"system is text, not {type(system).__name__}")
-            if "system" not in self._said.form.turns:
-                raise UnsupportedModel("this model's chat format has no system turn", field="system")
-            self._said.add("system", system, self._said.render("system", system))
+            self._said.add(checked({"role": "system", "content": system}))
         self.session: Session = model.session()
 
     @classmethod
-    def from_session(cls, session: Session, messages: Sequence[Mapping[str, str]] = (),
+    def from_session(cls, session: Session, messages: Sequence[Mapping[str, Any]] = (),
                      template: Mapping[str, Any] | None = None) -> Chat:
         """Go on with a session that holds a chat between two turns; `messages` is what was said so far.
 
@@ -115,21 +102,23 @@ class Chat:
 
     def _start(self, model: Model, template: Mapping[str, Any] | None) -> None:
         tokenizer = model.tokenizer
-        form = (ChatFormat.of_model(model.path, tokenizer) if template is None
-                else ChatFormat.parse(template, tokenizer, "template"))
-        self._said = Transcript(form, tokenizer)
-        self._open: Message | None = None       # the reply that is being given: a member of the messages
-        self._attempt = 0                       # how often the last question was retried
-        self._cancelled = False                 # since the last question: also between two tokens, when nothing runs
-        self.finish_reason: FinishReason | None = None
-        self.reply: list[Token] = []
+        self._said = Transcript(format_of(model.path, tokenizer) if template is None
+                                else ChatFormat.parse(template, tokenizer, "template"))
+        self._open = self._asked = self._slow = None
+        self._spoken, self._stopped, self._cancelled, self._attempt = [], False, False, 0
+        self.finish_reason = None
+        self.reply = Reply()
 
     # ---- what it holds ----
 
     @property
     def messages(self) -> list[Message]:
-        """What was said: ``{"role": "system" | "user" | "assistant", "content": text}`` in order; a copy."""
-        return [dict(message) for message in self._said.messages]
+        """What was said, in order: ``{"role": "system" | "user" | "assistant" | "tool", "content": text}``; a copy.
+
+        Where the model has them also ``reasoning`` and ``tool_calls`` of the assistant, ``tool`` and ``tool_call_id``
+        of a tool's result, ``tools`` that were declared in the middle.
+        """
+        return [copy.deepcopy(said) if len(said) > 2 else dict(said) for said in self._said.messages]
 
     @property
     def dropped(self) -> int:
@@ -139,57 +128,105 @@ class Chat:
     @property
     def tokens_left(self) -> int:
         """Tokens that still fit into the context behind what was said."""
-        given = len(self.reply) if self._open is not None else 0
-        return max(0, self.session.context - len(self._said.ids()) - given)
+        given = len(self._spoken) if self._open is not None else 0
+        return max(0, self.session.context - self._said.size - given)
 
     def count_tokens(self, text: str) -> int:
         """Tokens that asking `text` would take, its turn's markup included; the reply comes on top."""
-        return len(self._said.render("user", text))
+        form, setup = self._said.form, self._said.setup
+        return len(form.part([checked({"role": "user", "content": text})], 0, setup) + form.opening(setup))
 
     # ---- talking ----
 
-    def ask(self, text: str, *, max_tokens: int = 512, sampling: Sampling | None = None,
-            stop: str | Sequence[str] = (), overflow: Overflow = "refuse", top_logprobs: int = 0,
-            schema: Mapping[str, Any] | str | None = None, grammar: str | None = None) -> Iterator[str]:
-        """Say something; yields the reply in pieces of whole characters.
+    def ask(self, text: str | None = None, **options: Unpack[AskOptions]) -> Iterator[str]:
+        """Say something; yields the answer in pieces of whole characters.
 
         Nothing happens before the first piece is asked for. The iterator may be dropped at any point: what was given
         so far is then the reply, and the next question closes it. When it is exhausted, ``finish_reason`` is set and
-        the session has read the whole transcript.
+        the session has read the whole transcript. What the model thinks, and the tools that it calls, are in `reply`;
+        `events` yields them as they come.
 
         Parameters
         ----------
-        text : str
-            Content: special tokens in it are ordinary text.
+        text : str, optional
+            Content: special tokens in it are ordinary text. None: go on after `add` or `add_tool_result`.
         max_tokens : int
-            Most tokens of the reply.
+            Most tokens of the reply, thinking included; 512 at first.
         sampling : Sampling, optional
             Default: greedy.
         stop : str or sequence of str
-            Strings that end the reply. They are not shown, and the session is as if they had not been said.
+            Strings that end the answer. They are not shown, and the session is as if they had not been said.
         overflow : {"refuse", "drop_oldest"}
-            What to do when the context is too small: refuse the question; or drop the oldest pairs of question and
-            answer, never the system turn, until the question and `max_tokens` fit or none is left. What stays is then
-            read again. ``dropped`` says how many are gone.
+            What to do when the context is too small: refuse the question; or drop the oldest questions with all that
+            followed them, never the system turn, until the question and `max_tokens` fit or none is left. What stays
+            is then read again. ``dropped`` says how many are gone.
         top_logprobs, schema, grammar
-            As in Session.generate; the first are in ``reply``.
+            As in Session.generate; the first are in ``reply``. A schema or grammar is of the answer: thinking comes
+            before it, calls of tools do not follow. The model is also told the schema, if its format can.
+        tools : sequence of dict, optional
+            JSON schemas of functions, ``{"name", "description", "parameters"}``, as they are or in OpenAI's envelope.
+            They are told once and stay; those that come later are told in their place, and nothing is read again.
+        effort : {"low", "high", "max", "off"}, optional
+            How much to think; stays until another is given. It stands in front of the conversation, which is read again
+            when it changes.
+        tool_choice : {"auto", "required", "none"}
+            What the model is told about tools for this reply only.
+        response_format : "json_object" or dict
+            The form, or JSON schema, that the model is told for this reply only. `schema` also makes sure of it.
+        budget_s : float, optional
+            Seconds after which a piece is handed out in any case, "" if there is nothing new. Reading, too, is then
+            done token by token, which takes longer. See `poll`.
+        on_progress : callable(done, total), optional
+            Called in this thread while the question is read, with numbers of tokens.
 
         Raises
         ------
-        ContextFull     the question does not fit; the chat is as before.
+        ContextFull         the question does not fit; the chat is as before.
+        UnsupportedModel    the chat format has no such thing: ``.field``.
         RecordError, OSError, NumericError, SessionBusy, SessionClosed
             From the session. Before the first piece: the chat is as before. Later: what was given is the reply.
         """
-        return self._answer(None, text, 0, max_tokens=max_tokens, sampling=sampling, stop=stop, overflow=overflow,
-                            top_logprobs=top_logprobs, schema=schema, grammar=grammar)
+        return self._pieces(None, text, 0, options)
 
-    def aask(self, text: str, **options: Unpack[AskOptions]) -> AsyncGenerator[str, None]:
+    def events(self, text: str | None = None, **options: Unpack[AskOptions]) -> Iterator[Event | None]:
+        """As `ask`, but yields all that comes: Content, Reasoning, ToolCall; perhaps one ToolCallError, at the end.
+
+        With `budget_s` None means that the time is over.
+        """
+        return self._asking(None, text, 0, options)[0]
+
+    def poll(self, budget_s: float | None = None) -> str | None:
+        """What the answer to a question with `budget_s` has gained, "" if nothing; None when it is over.
+
+        For loops with a frame rate: ``chat.ask(text, budget_s=0.004)`` once, then this in every frame. It works no
+        longer than the budget, pauses inside a token if need be, and goes on there the next time.
+        """
+        if budget_s is not None and not budget_s >= 0:
+            raise ValueError(f"budget_s={budget_s!r} is not a time")
+        if self._slow is None:
+            return None
+        pieces, clock = self._slow
+        if budget_s is not None:
+            clock.budget_s = budget_s
+        piece = next(pieces, None)
+        if piece is None:
+            self._slow = None
+        return piece
+
+    def aask(self, text: str | None = None, **options: Unpack[AskOptions]) -> AsyncGenerator[str, None]:
         """As `ask`, for ``async for``: a worker thread does the work, and only while a piece is awaited.
 
         Cancelling the task ends the reply; the chat is free again when the CancelledError arrives.
         """
-        from warp_embed.runtime import aio  # asyncio is for those who use it
-        return aio.iterate(lambda: self.ask(text, **options), self.cancel)
+        return self._async(lambda: self.ask(text, **options))
+
+    def aedit(self, index: int, text: str, **options: Unpack[AskOptions]) -> AsyncGenerator[str, None]:
+        """As `edit`, for ``async for``; see `aask`."""
+        return self._async(lambda: self.edit(index, text, **options))
+
+    def aretry(self, **options: Unpack[AskOptions]) -> AsyncGenerator[str, None]:
+        """As `retry`, for ``async for``; see `aask`."""
+        return self._async(lambda: self.retry(**options))
 
     def edit(self, index: int, text: str, **options: Unpack[AskOptions]) -> Iterator[str]:
         """Ask another question in place of the one at `index` of ``messages``; what followed is forgotten.
@@ -203,7 +240,7 @@ class Chat:
             There is no question at `index`.
         StateError      where it is in the session is not known (`from_session`).
         """
-        return self._answer(self._said.question(index), text, 0, **options)
+        return self._pieces(self._said.question(index), _text(text), 0, options)
 
     def retry(self, **options: Unpack[AskOptions]) -> Iterator[str]:
         """Answer the last question once more, in place of the last answer.
@@ -218,20 +255,54 @@ class Chat:
         ------
         StateError      nothing was asked; or where the question is in the session is not known (`from_session`).
         """
-        said = self._said
-        index = len(said.messages) - 2
-        if index < 0:
+        said = self._said.messages
+        keep = len(said) - (bool(said) and said[-1]["role"] == "assistant")
+        if all(message["role"] == "system" for message in said[:keep]):
             raise StateError("nothing was asked yet", field="messages")
-        return self._answer(said.question(index), said.messages[index]["content"], self._attempt + 1, **options)
+        self._said.known(keep - 1)
+        return self._pieces(keep, None, self._attempt + 1, options)
+
+    # ---- putting something in ----
+
+    def add(self, role: str, content: str = "", **fields: Any) -> None:
+        """Put a message behind what was said, as if it had been said; `ask()` without a text then goes on.
+
+        Parameters
+        ----------
+        role : {"system", "user", "assistant", "tool"}
+        content : str
+        fields
+            As in ``messages``: name, reasoning, tool_calls, tool, tool_call_id, tools.
+
+        Raises
+        ------
+        TypeError, ValueError   a field is not what it should be; UnsupportedModel: the chat format has no such thing.
+        """
+        message = checked({"role": role, "content": _text(content), **fields})
+        self._end_reply()
+        self._said.add(message)
+
+    def add_tool_result(self, call: ToolCall | str, value: Any) -> None:
+        """What a tool gave back: text as it is, anything else as JSON.
+
+        Parameters
+        ----------
+        call : ToolCall or str
+            The call, or its id; results may come in any order.
+        """
+        name = call.id if isinstance(call, ToolCall) else _text(call)
+        if name not in [known["id"] for known in last_calls(self._said.messages)]:
+            raise ValueError(f"the last reply has no tool call {name!r}")
+        content = value if isinstance(value, str) else json.dumps(as_json(value, "value"), ensure_ascii=False)
+        self.add("tool", content, tool_call_id=name)
+
+    # ---- keeping it ----
 
     def settle(self) -> None:
         """Have the session read what is left of the transcript, as far as it fits; `ask` and `save` do it, too."""
         self._end_reply()
-        ids = self._said.ids()[:self.session.context]
-        if ids:
-            if self.session.tokens != ids:
-                self.session.sync(ids)
-            self.session.checkpoint()
+        for _ in self._settle():
+            pass
 
     def save(self, target: AnyPath | BinaryIO) -> None:
         """Write the chat, session and messages, to a path or a binary file object; `Chat.restore` reads it.
@@ -251,7 +322,7 @@ class Chat:
         """A second chat that was told the same; both go on independently. Raises as Session.fork and `settle`."""
         self.settle()
         twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__, _said=self._said.copy(), reply=list(self.reply))
+        twin.__dict__.update(self.__dict__, _said=self._said.copy(), reply=copy.copy(self.reply), _slow=None)
         twin.session = self.session.fork()
         return twin
 
@@ -272,99 +343,53 @@ class Chat:
 
     # ---- inside ----
 
-    def _answer(self, index: int | None, text: str, attempt: int, *, max_tokens: int = 512,
-                sampling: Sampling | None = None, stop: str | Sequence[str] = (), overflow: Overflow = "refuse",
-                **decoding: Any) -> Iterator[str]:
-        """Check everything and give the iterator. index: of the question that this one replaces."""
-        if not isinstance(text, str):
-            raise TypeError(f"a question is text, not {type(text).__name__}")
-        if overflow not in ("refuse", "drop_oldest"):
-            raise ValueError(f"overflow={overflow!r}; there are 'refuse' and 'drop_oldest'")
-        if attempt and sampling is not None and sampling.seed is None:
-            sampling = dataclasses.replace(sampling, seed=(self.session.seed + attempt * _SEED_STEP) % 2**64)
-        tokens = self.session.generate(max_tokens=max_tokens, sampling=sampling, stop=stop,
-                                       stop_ids=[self._said.form.stop], **decoding)
-        self._cancelled = False
-        turn = self._said.render("user", text)
-        drop_for = max_tokens + len(self._said.form.turns["assistant"][1]) if overflow == "drop_oldest" else None
-        return self._run(index, text, turn, drop_for, tokens, attempt)
+    def _asking(self, keep: int | None, text: str | None, attempt: int,
+                options: AskOptions) -> tuple[Generator[Event | None, None, None], Clock | None]:
+        if text is not None:
+            _text(text)
+        asked = self._question(keep, text, attempt, **options)
+        self.session._ready()
+        self._cancelled, self._slow = False, None
+        return self._run(asked), asked.how.clock
 
-    def _run(self, index: int | None, text: str, turn: list[int], drop_for: int | None, tokens: Iterator[Token],
-             attempt: int) -> Iterator[str]:
-        self._end_reply()
-        said = self._said
-        n = len(said.messages) if index is None else said.question(index)
-        dropped = said.fit(n, len(turn), drop_for or 0, self.session.context, drop_for is not None)
-        try:
-            if not self._cancelled:
-                self._read(said.ids(n, dropped), turn)
-        except Cancelled:
-            self._cancelled = True
-        said.cut(n)
-        said.dropped = dropped
-        said.add("user", text, turn)
-        self._open = reply = said.add("assistant", "", [])
-        self.reply, self.finish_reason, self._attempt = [], None, attempt
-        if self._cancelled:
-            self._end_reply()
-            self.finish_reason = "cancelled"
-            return
-        yield from self._reply(reply, tokens)
+    def _pieces(self, keep: int | None, text: str | None, attempt: int, options: AskOptions) -> Iterator[str]:
+        events, clock = self._asking(keep, text, attempt, options)
+        if clock is None:
+            return _texts(events)
+        pieces = _by_the_clock(events, clock)
+        self._slow = pieces, clock
+        return pieces
 
-    def _read(self, before: list[int], turn: list[int]) -> None:
-        """Read a question. What stands before it ends with a checkpoint of its own: an edit starts there."""
-        if before and self.session.tokens[:len(before)] != before:
-            self.session.sync(before)
-        self.session.sync(before + turn)
+    def _async(self, make: Callable[[], Iterator[str]]) -> AsyncGenerator[str, None]:
+        from warp_embed.runtime import aio  # asyncio is for those who use it
+        return aio.iterate(make, self.cancel)
 
-    def _reply(self, reply: Message, tokens: Iterator[Token]) -> Iterator[str]:
-        """Yields the pieces of an open reply, closes it, and has the session read what closes it."""
-        reason: FinishReason | None = None
-        piece = ""
-        try:
-            for token in tokens:
-                reason = token.finish_reason
-                if reason != "cancelled":
-                    self.reply.append(token)
-                reply["content"] += token.text
-                if reason is not None:
-                    piece = token.text
-                elif token.text:
-                    yield token.text
-                    if self._open is not reply:         # another question was asked meanwhile
-                        return
-                if self._cancelled and reason is None:
-                    reason = "cancelled"
-                if reason is not None:
-                    break
-        except ContextFull:
-            reason = "context"
-        finally:
-            if self._open is reply:
-                self._end_reply()
-        self.finish_reason = reason
-        if piece:
-            yield piece
-        if self._open is None:
-            self._try_settling()
 
-    def _end_reply(self) -> None:
-        """Close the reply that is open: fix its ids. The session reads what it lacks of them later."""
-        if self._open is None:
-            return
-        suffix, stop = self._said.form.turns["assistant"][1], self._said.form.stop
-        spoken = [token.id for token in self.reply]
-        last = spoken[-1] if spoken and self.reply[-1].finish_reason == "stop" else None
-        if last in (stop, self.session.model.config.eos_token_id):
-            spoken.pop()                                # it was not evaluated; the suffix ends the turn
-        ids = self._said.reply_ids(spoken, self._open["content"])
-        said_itself = last == stop and ids == spoken    # what stands before the stop token in the suffix
-        self._said.parts[-1] = ids + (suffix[suffix.index(stop):] if said_itself else suffix)
-        self._open = None
+def _texts(events: Generator[Event | None, None, None]) -> Iterator[str]:
+    with contextlib.closing(events):
+        for event in events:
+            if isinstance(event, Content):
+                yield event.text
 
-    def _try_settling(self) -> None:
-        """As `settle`, but what was cancelled is left to the next question."""
-        try:
-            self.settle()
-        except Cancelled:
-            pass
+
+def _by_the_clock(events: Generator[Event | None, None, None], clock: Clock) -> Iterator[str]:
+    """Pieces of text, one each time that the clock's time is over."""
+    text = ""
+    clock.start()
+    with contextlib.closing(events):
+        for event in events:
+            if isinstance(event, Content):
+                text += event.text
+            if event is None or clock.over:
+                yield text
+                text = ""
+                clock.start()
+    if text:
+        yield text
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text is expected, not {type(value).__name__}")
+    value.encode()
+    return value

@@ -1,20 +1,24 @@
 """Chat formats: which ids stand around what each role says.
 
 A chat format is data: text around each role's turns. That text is markup (special tokens are resolved); what people and
-the model say is content (never resolved). Each is encoded apart and the ids are joined.
+the model say is content (never resolved). Each is encoded apart and the ids are joined. The one format that is more,
+with thinking and tools, is in xtml.py; both have the same methods.
 """
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from warp_embed.errors import FormatError, UnsupportedModel
+from warp_embed.runtime.events import Content, Event, ToolCall
 from warp_embed.runtime.fields import load_json
-from warp_embed.runtime.tokenizer import Tokenizer
+from warp_embed.runtime.messages import Message
+from warp_embed.runtime.tokenizer import TextStream, Tokenizer
+from warp_embed.runtime.xtml import Setup, XtmlFormat
 
 CHAT_FILE = "chat.json"
 _FILE_MAX, _STRING_MAX = 8191, 127
@@ -28,9 +32,12 @@ KIMI_LINEAR = {**{role: [f"<|im_{role}|>{role}<|im_middle|>", _END] for role in 
 class ChatFormat:
     """The ids around a turn of each role, the ids that open a reply, and the id that ends one."""
 
+    tokenizer: Tokenizer
     turns: Mapping[str, tuple[list[int], list[int]]]
     open: list[int]
     stop: int
+    has_tools: ClassVar[bool] = False
+    ends_answer: ClassVar[frozenset[int]] = frozenset()
 
     @classmethod
     def parse(cls, raw: Any, tokenizer: Tokenizer, file: str = CHAT_FILE) -> ChatFormat:
@@ -59,32 +66,101 @@ class ChatFormat:
         if stop is None:
             raise FormatError(f"{file}: the suffix of assistant has no special token, so that no reply would end",
                               file=file, field="assistant")
-        return cls(turns, opening, stop)
+        return cls(tokenizer, turns, opening, stop)
 
-    @classmethod
-    def of_model(cls, directory: str | os.PathLike[str], tokenizer: Tokenizer) -> ChatFormat:
-        """The container's chat.json, else Kimi-Linear's format if the vocabulary has its markers.
+    # ---- what every format has ----
 
-        Raises
-        ------
-        FormatError         chat.json breaks a rule.
-        UnsupportedModel    there is none, and the vocabulary is not Kimi-Linear's.
-        """
-        path = Path(directory) / CHAT_FILE
-        if path.exists():
-            return cls.parse(load_json(str(path), _FILE_MAX)[0], tokenizer, str(path))
-        missing = {m for m in _MARKER.findall(str(KIMI_LINEAR)) if m not in tokenizer.special}
-        if missing - {"<|im_system|>"}:
-            raise UnsupportedModel(f"{directory} has no {CHAT_FILE} and its vocabulary lacks "
-                                   f"{', '.join(sorted(missing))}: this model has no chat format; use generate()",
-                                   field=CHAT_FILE)
-        known = {role: text for role, text in KIMI_LINEAR.items() if role != "system" or not missing}
-        return cls.parse(known, tokenizer, "the format of Kimi-Linear")
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset(self.turns)
 
-    def turn(self, role: str, content: list[int]) -> list[int]:
-        """The ids of a whole turn around the ids of its content."""
+    def head(self, setup: Setup) -> list[int]:
+        return []
+
+    def opening(self, setup: Setup) -> list[int]:
+        """The ids that open a reply."""
+        return self.open
+
+    def notes(self, tool_choice: str, response_format: Mapping[str, Any] | str | None) -> list[int]:
+        return []
+
+    def part(self, messages: Sequence[Message], i: int, setup: Setup) -> list[int]:
+        """The ids of the i-th message, as they are when all of it is encoded anew."""
+        role, ids = messages[i]["role"], self.tokenizer.encode(messages[i]["content"])
         prefix, suffix = self.turns[role]
-        return prefix + content + suffix
+        return (self.open if role == "assistant" else prefix) + ids + suffix
+
+    def reader(self, setup: Setup) -> TextReader:
+        return TextReader(self.tokenizer)
+
+    def until_answer(self, spoken: Sequence[int], said: Message, setup: Setup) -> list[int]:
+        return []
+
+    def reply(self, spoken: Sequence[int], stopped: bool, said: Message, setup: Setup,
+              calls: Sequence[ToolCall] = ()) -> list[int]:
+        """The ids of a reply. spoken: what was decoded; stopped: before the model's stop token."""
+        suffix = self.turns["assistant"][1]
+        ids = self._shown(list(spoken), said["content"])
+        said_itself = stopped and ids == spoken         # what stands before the stop token in the suffix
+        return self.open + ids + (suffix[suffix.index(self.stop):] if said_itself else suffix)
+
+    def _shown(self, ids: list[int], content: str) -> list[int]:
+        """The ids of a reply that says `content`: the first of `ids`; where a token says more, the rest is encoded."""
+        stream, shown, kept, kept_chars = TextStream(self.tokenizer), 0, 0, 0
+        for i, token in enumerate(ids):
+            shown += len(stream.push(token))
+            if shown <= len(content) and not stream.pending:
+                kept, kept_chars = i + 1, shown
+        if len(content) in (shown, shown + len(stream.flush())):
+            return ids
+        return ids[:kept] + self.tokenizer.encode(content[kept_chars:])
+
+
+class TextReader:
+    """Reads a reply that is nothing but its answer."""
+
+    answers, between = True, False
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._stream = TextStream(tokenizer)
+
+    def push(self, token: int) -> list[Event]:
+        text = self._stream.push(token)
+        return [Content(text)] if text else []
+
+    def flush(self) -> list[Event]:
+        text = self._stream.flush()
+        return [Content(text)] if text else []
+
+
+def format_of(directory: str | os.PathLike[str], tokenizer: Tokenizer) -> ChatFormat | XtmlFormat:
+    """A model's chat format: by its chat.json, else by the markers that its vocabulary has.
+
+    A vocabulary with XTML's control tokens means XTML, also where chat.json has the turns of it that need no tools and
+    no thinking: for programs that know nothing else.
+
+    Raises
+    ------
+    FormatError         chat.json breaks a rule.
+    UnsupportedModel    there is none, and the vocabulary is of no model that is known here.
+    """
+    path = Path(directory) / CHAT_FILE
+    given = ChatFormat.parse(load_json(str(path), _FILE_MAX)[0], tokenizer, str(path)) if path.exists() else None
+    try:
+        xtml = XtmlFormat(tokenizer)
+    except UnsupportedModel:
+        xtml = None
+    if xtml is not None and (given is None or given.open[:1] == xtml.opening(Setup())[:1]):
+        return xtml
+    if given is not None:
+        return given
+    missing = {m for m in _MARKER.findall(str(KIMI_LINEAR)) if m not in tokenizer.special}
+    if missing - {"<|im_system|>"}:
+        raise UnsupportedModel(f"{directory} has no {CHAT_FILE} and its vocabulary lacks "
+                               f"{', '.join(sorted(missing))}: this model has no chat format; use generate()",
+                               field=CHAT_FILE)
+    known = {role: text for role, text in KIMI_LINEAR.items() if role != "system" or not missing}
+    return ChatFormat.parse(known, tokenizer, "the format of Kimi-Linear")
 
 
 def _markup(text: Any, tokenizer: Tokenizer, file: str, field: str) -> list[int]:

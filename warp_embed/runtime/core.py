@@ -7,7 +7,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from warp_embed.engine.turn import Turn, TurnUnless
 from warp_embed.errors import ContextFull, SessionClosed, StateError
 from warp_embed.runtime import statefile
 from warp_embed.runtime.checkpoints import INTERVAL, Checkpoint, Checkpoints
+from warp_embed.runtime.generation import Clock, Decoding, decode
 from warp_embed.runtime.sampling import Sampling, choose, most_likely
 from warp_embed.runtime.tokenizer import TextStream
 from warp_embed.runtime.tokens import Token, TokenStats, as_ids
@@ -123,15 +124,67 @@ class SessionCore:
 
     def _rewind(self, state: State, position: int) -> int:
         """Cut back to a position below the present one; the number of tokens evaluated again."""
+        tokens = self._tokens.array(0, position)
+        again = tokens[self._go_back(state, position):]
+        self._prefill(state, again)
+        return len(again)
+
+    def _go_back(self, state: State, position: int) -> int:
+        """To the newest checkpoint at or before a position; returns where it is."""
         start = self._checkpoints.newest(position)
         at = 0 if start is None else start.position
         half = np.zeros_like(state.arena_half()) if start is None else start.half
-        again = self._tokens.array(at, position)
         self._logits = self._stream = None
         self._checkpoints.forget_after(position)        # first: they are of a past that may be replaced
         state.rewind(at, half)
-        self._prefill(state, again)
-        return len(again)
+        return at
+
+    def _common(self, ids: np.ndarray) -> int:
+        """How many of the first ids are those that were evaluated."""
+        n = min(len(ids), self.position)
+        differs = np.flatnonzero(ids[:n] != self._tokens.array(0, n))
+        return int(differs[0]) if differs.size else n
+
+    def _ready(self) -> None:
+        """For a call whose work comes later: a cancel() from now on counts."""
+        with self._turn:
+            self._begin()
+
+    def _decode(self, how: Decoding) -> Iterator[Token | None]:
+        self._ready()
+        return decode(self, how)
+
+    def _reading(self, tokens: list[int], clock: Clock) -> Iterator[None]:
+        """As sync, token by token; yields whenever the clock's time is over. The session is free meanwhile."""
+        ids = as_ids(tokens, self.model.config.vocab)
+        at = -1                             # where the session is when nobody else has used it
+        while True:
+            with self._turn:
+                state = self._begin() if at < 0 else self._opened()
+                if self.position != at:
+                    self._drop_pending(state)
+                    at = self._common(ids)
+                    if at < self.position:
+                        at = self._go_back(state, at)
+                    self._stream = None
+                while at < len(ids):            # at least once: every call gets further
+                    at += self._read_one(state, int(ids[at]), at + 1 == len(ids), clock.left())
+                    if clock.over:
+                        break
+                if at == len(ids):
+                    self._try_checkpoint(state)
+                    return
+            yield
+
+    def _read_one(self, state: State, token: int, last: bool, budget_s: float) -> bool:
+        """Evaluate a token, or a part of it; True: it is done. last: its logits are wanted."""
+        row = self._row() if last else None
+        self._pending = self._logits = None
+        if not self._advance(state, np.array([token], np.int32), row, budget_s=budget_s):
+            self._pending = Token(token, "", math.nan)
+            return False
+        self._logits = None if row is None else row[0]
+        return True
 
     def _advance(self, state: State, ids: np.ndarray, logits: np.ndarray | None, budget_s: float = 0.0) -> bool:
         """One pass under the model's lock. True: committed."""

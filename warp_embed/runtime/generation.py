@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -33,6 +34,25 @@ class GenerateOptions(TypedDict, total=False):
     grammar: str | None
 
 
+class Clock:
+    """Time that is lent again and again, `budget_s` at a time."""
+
+    def __init__(self, budget_s: float) -> None:
+        self.budget_s = budget_s
+        self._end = 0.0
+
+    def start(self) -> None:
+        self._end = time.perf_counter() + self.budget_s
+
+    def left(self) -> float:
+        """Seconds; never nothing at all, so that every call gets further."""
+        return max(self._end - time.perf_counter(), 1e-9)
+
+    @property
+    def over(self) -> bool:
+        return time.perf_counter() >= self._end
+
+
 @dataclass
 class Decoding:
     """How to go on, and how much is left of it."""
@@ -43,6 +63,8 @@ class Decoding:
     stop_ids: frozenset[int]        # these are not evaluated
     top: int                        # length of Token.top_logprobs
     guide: Guide | None
+    clock: Clock | None = None
+    paused: Token | None = None     # what this very decoding has begun and not finished
 
     @classmethod
     def of(cls, model: Model, max_tokens: int | None = None, sampling: Sampling | None = None,
@@ -72,11 +94,17 @@ def top_n(n: int, vocab: int) -> int:
     return n.__index__()
 
 
-def decode(session: SessionCore, how: Decoding) -> Iterator[Token]:
-    """Yields tokens; the last has a finish_reason. The session is free between two of them."""
+def decode(session: SessionCore, how: Decoding) -> Iterator[Token | None]:
+    """Yields tokens; the last has a finish_reason. The session is free between two of them.
+
+    With a clock None means that its time is over. What `how` says may be changed between two tokens.
+    """
     while True:
         with session._turn:
             token, reason = _one(session, session._opened(), how)
+        if token is None:
+            yield None
+            continue
         how.left -= 1
         text = how.text_filter.push(token.text)
         if reason is None and how.text_filter.stopped:
@@ -93,21 +121,22 @@ def decode(session: SessionCore, how: Decoding) -> Iterator[Token]:
             return
 
 
-def _one(session: SessionCore, state: State, how: Decoding) -> tuple[Token, FinishReason | None]:
-    """The next token, evaluated unless it ends the text."""
-    if how.guide is not None:
-        session._refuse_pending("generate with a grammar")
-    allowed = None if how.guide is None else how.guide.allowed(how.stop_ids)
+def _one(session: SessionCore, state: State, how: Decoding) -> tuple[Token | None, FinishReason | None]:
+    """The next token, evaluated unless it ends the text. None: paused."""
+    guide, pending = how.guide, session._pending
+    if guide is not None and pending is not how.paused:
+        session._refuse_pending("generate with a grammar")      # it was chosen without one
+    allowed = None if guide is None or pending is not None else guide.allowed(how.stop_ids)
     chosen = session._next(how.sampling, None, how.top, allowed)
     if chosen.id in how.stop_ids:
         session._drop_pending(state)
         return chosen, "stop"
     try:
-        token = session._evaluate(state, chosen, None)
+        token = session._evaluate(state, chosen, None if how.clock is None else how.clock.left())
     except Cancelled:
         return chosen, "cancelled"
-    assert token is not None        # only a budget pauses
-    if how.guide is None:
+    how.paused = session._pending
+    if token is None or guide is None:
         return token, None
-    how.guide.accept(token.id)
-    return token, "stop" if how.guide.ended else None
+    guide.accept(token.id)
+    return token, "stop" if guide.ended else None

@@ -5,7 +5,7 @@ import contextlib
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -213,12 +213,10 @@ class Session(SessionCore):
         ImportError      the extra for it is not installed.
         """
         how = Decoding.of(self.model, max_tokens, sampling, stop, stop_ids, top_logprobs, schema, grammar)
-        if prompt is None:
-            with self._turn:
-                self._begin()               # here and not with the first token: a cancel() from now on counts
-        else:
+        if prompt is not None:
             self.prefill(self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
-        return decode(self, how)
+            return cast(Iterator[Token], decode(self, how))
+        return cast(Iterator[Token], self._decode(how))         # without a clock nothing pauses
 
     async def aprefill(self, tokens: Sequence[int] | np.ndarray, *, all_logits: bool = False,
                        on_progress: Callable[[int, int], object] | None = None) -> Logits:
@@ -295,10 +293,12 @@ class Session(SessionCore):
             self._drop_pending(state)
             return 0 if position == self.position else self._rewind(state, position)
 
-    def sync(self, tokens: Sequence[int] | np.ndarray) -> int:
+    def sync(self, tokens: Sequence[int] | np.ndarray, *,
+             on_progress: Callable[[int, int], object] | None = None) -> int:
         """Make the session hold exactly `tokens`: keep the longest prefix that it has, evaluate the rest.
 
-        For an edited or retried turn: only what changed is evaluated, from the nearest checkpoint on.
+        For an edited or retried turn: only what changed is evaluated, from the nearest checkpoint on. `on_progress` is
+        called as by prefill, and counts the tokens behind that prefix.
 
         Returns
         -------
@@ -316,12 +316,10 @@ class Session(SessionCore):
                 raise ContextFull(f"{len(ids)} tokens do not fit in a context of {self.context}",
                                   position=self.position, context=self.context, needed=len(ids))
             self._drop_pending(state)
-            n = min(len(ids), self.position)
-            differs = np.flatnonzero(ids[:n] != self._tokens.array(0, n))
-            common = int(differs[0]) if differs.size else n
+            common = self._common(ids)
             again = 0 if common == self.position else self._rewind(state, common)
             self._stream = None
-            self._prefill(state, ids[common:])
+            self._prefill(state, ids[common:], None, on_progress)
             return common - again
 
     def fork(self) -> Session:
