@@ -81,7 +81,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _count(n: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if n >= size:
             return f"{n / size:.3g}{unit}"
     return str(n)
