@@ -168,6 +168,7 @@ cdef extern from "warp_embed/pool.h" nogil:
 cdef struct we_pool_api:            # the pool as other extensions call it: they do not link it
     we_status (*create)(we_pool **pool, unsigned threads) noexcept nogil
     void (*run)(we_pool *pool, we_task *task, void *arg, size_t n_items, size_t grain) noexcept nogil
+    we_status (*bind)(we_pool *pool, const int *cpus) noexcept nogil
     unsigned (*threads)(const we_pool *pool) noexcept nogil
     void (*destroy)(we_pool *pool) noexcept nogil
     double (*now_s)() noexcept nogil

@@ -7,7 +7,6 @@ import os
 
 import numpy as np
 
-from libc.stddef cimport size_t
 from libc.stdint cimport int8_t, int16_t, int32_t, uint8_t, uint16_t, uint32_t, uintptr_t
 
 cdef extern from "warp_embed/kernels.h" nogil:
@@ -18,13 +17,14 @@ cdef extern from "warp_embed/kernels.h" nogil:
 cdef extern from "warp_embed/pool.h" nogil:
     we_status we_pool_create(we_pool **pool, unsigned threads)
     void we_pool_run(we_pool *pool, we_task *task, void *arg, size_t n_items, size_t grain)
+    we_status we_pool_bind(we_pool *pool, const int *cpus)
     unsigned we_pool_threads(const we_pool *pool)
     void we_pool_destroy(we_pool *pool)
     double we_now_s()
 
 # ------------------------------------------------------------------ tables ----
 cdef we_pool_api POOL
-POOL.create, POOL.run, POOL.threads = we_pool_create, we_pool_run, we_pool_threads
+POOL.create, POOL.bind, POOL.run, POOL.threads = we_pool_create, we_pool_bind, we_pool_run, we_pool_threads
 POOL.destroy, POOL.now_s = we_pool_destroy, we_now_s
 
 cdef const we_kernels *kernels() noexcept nogil:
@@ -53,7 +53,7 @@ def force(name):
         raise ValueError(f"kernel level {name!r} does not run here; available: {', '.join(levels())}")
 
 def table_address():
-    """Address of the table in use, a `const we_kernels *` that stays valid: for programs that time the kernels in C."""
+    """Address of the table in use, a `const we_kernels *` that stays valid: for timing the kernels in C."""
     return <uintptr_t>we_kernels_active()
 
 if os.environ.get("WARP_EMBED_ISA"):

@@ -22,6 +22,10 @@ we_status we_pool_create(we_pool **pool, unsigned threads);
  * One claim's worth of items, or a pool of one thread, runs in the calling thread without waking anybody. */
 void we_pool_run(we_pool *pool, we_task *task, void *arg, size_t n_items, size_t grain);
 
+/* Bind the workers to processors: worker i to cpus[i], [threads]. The caller of we_pool_run, cpus[0], stays as it is.
+ * WE_E_IO when the system refuses one of them, or binds no threads. */
+we_status we_pool_bind(we_pool *pool, const int *cpus);
+
 unsigned we_pool_threads(const we_pool *pool);
 
 /* Seconds on a clock that only goes forward. */

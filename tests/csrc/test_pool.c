@@ -1,6 +1,7 @@
 /* The pool: every item once, results visible to the caller, idle when idle, gone when destroyed. Sources: pool.c. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -159,6 +160,29 @@ static void pools_side_by_side(void)
     for (size_t i = 0; i < 3; i++) pthread_join(threads[i], NULL);
 }
 
+static void report_cpu(void *arg, size_t begin, size_t end, unsigned worker)
+{
+    (void)begin, (void)end;
+    ((int *)arg)[worker] = sched_getcpu();
+    sleep_us(2000);                         /* or one worker would do all of them */
+}
+
+static void workers_stay_where_they_are_bound(void)
+{
+    we_pool *pool;
+    cpu_set_t all, after;
+    int cpus[4], seen[4] = {-1, -1, -1, -1}, bad[4] = {0, 1 << 20, 0, 0}, n = 0;
+    CHECK(sched_getaffinity(0, sizeof all, &all) == 0 && we_pool_create(&pool, 4) == WE_OK);
+    for (int cpu = 0; n < 4; cpu = (cpu + 1) % CPU_SETSIZE)
+        if (CPU_ISSET(cpu, &all)) cpus[n++] = cpu;
+    CHECK(we_pool_bind(pool, cpus) == WE_OK);
+    for (int i = 0; i < 20; i++) we_pool_run(pool, report_cpu, seen, 8, 1);
+    for (int i = 1; i < 4; i++) CHECK(seen[i] == cpus[i]);
+    CHECK(we_pool_bind(pool, bad) == WE_E_IO);
+    CHECK(sched_getaffinity(0, sizeof after, &after) == 0 && CPU_EQUAL(&all, &after));
+    we_pool_destroy(pool);
+}
+
 static void births_and_deaths(void)
 {
     we_pool *pool;
@@ -187,6 +211,7 @@ int main(void)
     idle_costs_nothing();
     signals_are_the_hosts();
     pools_side_by_side();
+    workers_stay_where_they_are_bound();
     births_and_deaths();
     return 0;
 }

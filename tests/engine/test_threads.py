@@ -2,6 +2,7 @@
 import contextlib
 import gc
 import io
+import os
 import random
 import sys
 import threading
@@ -260,3 +261,22 @@ def test_a_generation_that_is_dropped_holds_nothing(model, prompt):
         gc.collect()
         session.step()
         assert session.position == 64
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no affinity to look at")
+def test_threads_are_bound_to_the_processors_that_were_named_and_the_caller_is_not(tiny, story):
+    allowed = sorted(os.sched_getaffinity(0))
+    cpus = [allowed[-1], allowed[0]] if len(allowed) > 1 else allowed
+    before = set(os.listdir("/proc/self/task"))
+    with Model.open(tiny, context=LENGTH, threads=cpus) as model, model.session() as session:
+        pool = [int(task) for task in set(os.listdir("/proc/self/task")) - before]
+        assert {cpus[-1]} in [os.sched_getaffinity(task) for task in pool] or len(cpus) == 1
+        assert sorted(os.sched_getaffinity(0)) == allowed and model.plan.threads == len(cpus)
+        assert np.array_equal(session.prefill(story[0]), story[1][-1])
+
+
+@pytest.mark.parametrize("threads, error", [([], ValueError), ([0, 0], ValueError), ([1 << 20], ValueError),
+                                            ([0.5], TypeError), ("01", TypeError), ([-1], ValueError)])
+def test_a_list_of_processors_is_checked_before_anything_is_opened(tiny, threads, error):
+    with pytest.raises(error, match="threads|integer|int"):
+        Model.open(tiny, threads=threads)

@@ -4,6 +4,8 @@
 #define WARP_EMBED_OS_THREADS_H
 #if defined(__APPLE__)
 #define _DARWIN_C_SOURCE        /* the timed wait on a clock that only goes forward */
+#elif defined(__linux__)
+#define _GNU_SOURCE             /* threads bound to processors */
 #elif !defined(_WIN32)
 #define _POSIX_C_SOURCE 200809L
 #endif

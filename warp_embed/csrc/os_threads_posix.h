@@ -1,4 +1,5 @@
 /* os_threads.h on pthreads. */
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -77,3 +78,18 @@ static inline void os_detach(os_thread thread) { pthread_detach(thread); }
 static inline int os_is_self(os_thread thread) { return pthread_equal(thread, pthread_self()); }
 static inline void os_yield(void) { sched_yield(); }
 static inline long os_pid(void) { return (long)getpid(); }
+
+/* Let a thread run on one processor only; 0, or an errno. */
+static inline int os_bind(os_thread thread, int cpu)
+{
+#if defined(__linux__) && defined(CPU_SET)
+    cpu_set_t set;
+    if (cpu < 0 || cpu >= CPU_SETSIZE) return EINVAL;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    return pthread_setaffinity_np(thread, sizeof set, &set);
+#else
+    (void)thread, (void)cpu;
+    return ENOTSUP;
+#endif
+}

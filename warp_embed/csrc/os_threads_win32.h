@@ -48,3 +48,9 @@ static inline void os_detach(os_thread thread) { CloseHandle(thread); }
 static inline int os_is_self(os_thread thread) { return GetThreadId(thread) == GetCurrentThreadId(); }
 static inline void os_yield(void) { SwitchToThread(); }
 static inline long os_pid(void) { return 0; }       /* there is no fork */
+
+static inline int os_bind(os_thread thread, int cpu)
+{
+    if (cpu < 0 || cpu >= (int)(8 * sizeof(DWORD_PTR))) return EINVAL;
+    return SetThreadAffinityMask(thread, (DWORD_PTR)1 << cpu) ? 0 : EINVAL;
+}

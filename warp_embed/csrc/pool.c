@@ -173,6 +173,13 @@ void we_pool_run(we_pool *pool, we_task *task, void *arg, size_t n_items, size_t
     wait_until_empty(pool);
 }
 
+we_status we_pool_bind(we_pool *pool, const int *cpus)
+{
+    for (unsigned i = 1; i <= pool->started; i++)
+        if (os_bind(pool->workers[i - 1].thread, cpus[i])) return WE_E_IO;
+    return WE_OK;
+}
+
 unsigned we_pool_threads(const we_pool *pool) { return pool->threads; }
 
 double we_now_s(void) { return we_clock_s(); }

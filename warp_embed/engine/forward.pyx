@@ -10,7 +10,7 @@ from libc.string cimport memcpy, memset
 
 import numpy as np
 
-from warp_embed._kernels cimport kernels, pool_api, we_fault, we_kernels, we_latent_bytes, we_status
+from warp_embed._kernels cimport kernels, pool_api, we_kernels, we_latent_bytes, we_status
 from warp_embed._kernels cimport WE_E_CANCELLED, WE_E_INTERRUPTED, WE_E_NUMERIC, WE_E_PAUSED, WE_LATENT_TILE, WE_OK
 from warp_embed._experts cimport ExpertStore, store_api, we_cache_stats
 from warp_embed._store cimport Pages, Trunk, raise_fault
@@ -19,7 +19,7 @@ from warp_embed.engine.experts cimport dense_layer, moe_layer
 from warp_embed.engine.ids cimport Ids
 from warp_embed.engine.layout cimport carve_scratch, carve_state, carve_weights, fill_config, free_blocks, reserve_blocks
 from warp_embed.engine.layout cimport share_blocks
-from warp_embed.engine.linear cimport product, set_acts
+from warp_embed.engine.linear cimport product, set_acts, start_pool
 from warp_embed.engine.residual cimport norm, seat, start_block
 from warp_embed.engine.structs cimport Config, LayerState, LayerWeights, Pass, StateParts, Watch
 
@@ -160,17 +160,17 @@ cdef class Engine:
         Most positions of a state, most tokens of a pass, size of the pool.
     kv : {"f32", "f16", "q8"}
         Storage of the MLA latents.
+    cpus : sequence of int, optional
+        Processors that the threads are bound to, but for the first: that is the caller's.
 
     Raises
     ------
-    MemoryError, FormatError (a tensor is missing or not F32 where it must be)
+    ValueError (no such processor), MemoryError, FormatError (a tensor is missing or not F32 where it must be)
     """
 
     def __init__(self, config, Trunk trunk, ExpertStore store, str prefix, *, size_t context, size_t chunk,
-                 unsigned threads, str kv):
-        cdef we_fault fault
+                 unsigned threads, str kv, cpus=None):
         cdef size_t scratch, weights
-        memset(&fault, 0, sizeof(fault))
         fill_config(&self.c, config, context, chunk, threads, kv)
         self.trunk = trunk
         self.store = store
@@ -179,9 +179,7 @@ cdef class Engine:
         self.arena = Pages(scratch + weights)
         carve_scratch(&self.c, &self.s, &self.linear, <char *>self.arena.data)
         carve_weights(&self.c, &self.w, config, trunk, prefix, <char *>self.arena.data + scratch)
-        fault.status = pool_api().create(&self.pool, threads)
-        if fault.status != WE_OK:
-            raise_fault(&fault, "thread pool")
+        self.pool = start_pool(threads, cpus)
         self.linear.pool_api = pool_api()
         self.linear.pool = self.pool
 

@@ -3,7 +3,9 @@
 Products that do not depend on each other are gathered (add_product) and run as one region (run_products): waking the
 threads costs more than a small product.
 """
-from warp_embed._kernels cimport we_acts, we_integer_group, we_matrix, we_task
+import numpy as np
+
+from warp_embed._kernels cimport WE_OK, pool_api, we_acts, we_integer_group, we_matrix, we_pool, we_status, we_task
 from warp_embed.engine.structs cimport Job, Linear
 
 cdef enum:
@@ -11,6 +13,21 @@ cdef enum:
     SERIAL_WORK = 1 << 17       # multiply-adds below which waking a thread costs more than it saves
     SMALL_MATRIX = 1 << 18      # weights below which inputs stay f32: integers would save no time that anybody sees,
                                 # and their rounding is what limits the accuracy of small models
+
+
+cdef we_pool *start_pool(unsigned threads, cpus) except NULL:
+    """cpus: None, or a processor for each thread; the first thread is the caller's, which is not bound."""
+    cdef we_pool *pool = NULL
+    cdef we_status status = pool_api().create(&pool, threads)
+    cdef int[::1] numbers
+    if status != WE_OK:
+        raise MemoryError(f"the system refused to start {threads} threads")
+    if cpus is not None:
+        numbers = np.array(cpus, np.intc)
+        if <unsigned>numbers.shape[0] != threads or pool_api().bind(pool, &numbers[0]) != WE_OK:
+            pool_api().destroy(pool)
+            raise ValueError(f"threads cannot be bound to the processors {list(cpus)} here")
+    return pool
 
 
 cdef void set_acts(we_acts *a, const float *x, size_t x_stride) noexcept nogil:

@@ -9,8 +9,8 @@ import weakref
 
 import numpy as np
 
-# Tokens: one is taken at every multiple, and at the end of every prompt; while a prompt is read whose chunks are longer,
-# at the end of each chunk.
+# Tokens: one is taken at every multiple, and at the end of every prompt; while a prompt is read whose chunks are
+# longer, at the end of each chunk.
 INTERVAL = 256
 NEWEST = 8                  # so many are kept as they are; behind them distances grow
 ON_DISK_MAX = 64

@@ -1,7 +1,9 @@
 """What the machine has, and what this process may have of it: memory, processors, other processes."""
 from __future__ import annotations
 
+import operator
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from warp_embed.runtime import cgroup
@@ -67,6 +69,17 @@ def default_threads(root: Path | None = None) -> int:
     if quota is not None:
         counts.append(int(quota))
     return max(1, min(counts))
+
+
+def usable_cpus(cpus: Iterable[int]) -> list[int]:
+    """A list of processors to bind threads to. TypeError, ValueError: empty, twice the same, or not this process's."""
+    numbers = [operator.index(cpu) for cpu in cpus]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"threads={numbers}: a list of different processors, or their number, is expected")
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    if strangers := sorted(set(numbers) - set(allowed)):
+        raise ValueError(f"threads={numbers}: this process may not use {strangers}, only {sorted(allowed)}")
+    return numbers
 
 
 def process_memory(pid: int) -> tuple[float, int] | None:

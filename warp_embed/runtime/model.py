@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from warp_embed._experts import ExpertStore
@@ -15,6 +15,7 @@ from warp_embed.engine.forward import Engine, State
 from warp_embed.engine.turn import Turn
 from warp_embed.errors import BudgetError, ForkedError, FormatError, SessionClosed
 from warp_embed.runtime import statefile
+from warp_embed.runtime.machine import usable_cpus
 from warp_embed.runtime.manifest import Manifest
 from warp_embed.runtime.paths import AnyPath, find_model
 from warp_embed.runtime.plan import MemoryPlan, make_plan
@@ -46,8 +47,8 @@ class Model:
     """
 
     @classmethod
-    def open(cls, name: AnyPath, *, memory: str | int = "auto", context: int = 8192, threads: int | None = None,
-             kv: str = "f16", verify: bool = False,
+    def open(cls, name: AnyPath, *, memory: str | int = "auto", context: int = 8192,
+             threads: int | Iterable[int] | None = None, kv: str = "f16", verify: bool = False,
              on_progress: Callable[[int, int], object] | None = None) -> Model:
         """Open a container.
 
@@ -58,8 +59,9 @@ class Model:
             Ceiling for everything that the engine allocates.
         context : int
             Most tokens of a session, at least 1.
-        threads : int, optional
-            Default: as many as this process may use of the physical cores.
+        threads : int or several int, optional
+            Default: as many as this process may use of the physical cores. Several: one thread for each of these
+            processors, bound to it, except the first, which is the thread that calls.
         kv : {"f16", "f32", "q8"}
             Storage of the MLA latents.
         verify : bool
@@ -76,11 +78,14 @@ class Model:
         BudgetError          `memory` is below the floor: ``.needed_bytes``, ``.budget_bytes``.
         """
         manifest = Manifest.read(find_model(name))
+        cpus = None
+        if isinstance(threads, Iterable) and not isinstance(threads, str):
+            threads = len(cpus := usable_cpus(threads))
         plan = make_plan(manifest, memory=memory, context=context, kv=kv, threads=threads)
-        return cls(manifest, plan, verify, on_progress)
+        return cls(manifest, plan, verify, on_progress, cpus)
 
     def __init__(self, manifest: Manifest, plan: MemoryPlan, verify: bool,
-                 on_progress: Callable[[int, int], object] | None) -> None:
+                 on_progress: Callable[[int, int], object] | None, cpus: list[int] | None = None) -> None:
         """For :meth:`open`."""
         self._pid = os.getpid()
         self._closed = False
@@ -97,7 +102,8 @@ class Model:
         if self._store is not None and not self._store.stats()["direct"]:
             log.info("%s: this file system has no direct reads; experts go through the page cache", self.path)
         self._engine: Engine | None = Engine(manifest.config, self._trunk, self._store, manifest.prefix,
-                                             context=plan.context, chunk=plan.chunk, threads=plan.threads, kv=plan.kv)
+                                             context=plan.context, chunk=plan.chunk, threads=plan.threads, kv=plan.kv,
+                                             cpus=cpus)
         self.fingerprint = fingerprint(manifest, self._trunk)
 
     def session(self) -> Session:
