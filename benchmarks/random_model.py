@@ -10,8 +10,9 @@ import numpy as np
 
 from warp_embed import _kernels
 from warp_embed._store import RecordLayout, crc32
+from warp_embed.convert.document import expert_manifest
 from warp_embed.convert.encode import EXPERT_FORMATS, GROUP, trunk_encoding
-from warp_embed.convert.plan import expert_manifest, trunk_bytes
+from warp_embed.convert.plan import trunk_bytes
 from warp_embed.runtime.config import ModelConfig
 from warp_embed.runtime.manifest import BOOK_HEADER, BOOK_MAGIC, Encoding, ExpertFormat, TrunkEntry
 

@@ -25,7 +25,7 @@ def manifest(source: Source, plan: Plan, trunk_sums: Mapping[str, Sequence[int]]
     document: dict[str, Any] = {"format_version": plan.format_version, "arch": arch, "tensor_prefix": source.prefix,
                                 "config": config}
     if plan.form is not None:
-        document["expert_quant"] = _experts(plan.form)
+        document["expert_quant"] = expert_manifest(plan.form)
         document["layers"] = {str(layer): _layer(plan, layer, books.get(layer)) for layer in plan.moe_layers}
     document["trunk"] = [_tensor(entry, *trunk_sums.get(entry.name, ())) for entry in plan.trunk]
     return document
@@ -44,7 +44,7 @@ def _tensor(entry: TrunkEntry, crc: int | None = None, scale_crc: int | None = N
     return out | {"scale_crc32": scale_crc} if entry.groups else out
 
 
-def _experts(form: ExpertFormat) -> dict[str, Any]:
+def expert_manifest(form: ExpertFormat) -> dict[str, Any]:
     if not form.encoding.is_vq:
         return {"fmt": form.encoding.name, "group": form.group}
     return {"fmt": form.encoding.name, "stages": form.stages, "vec_dim": form.vec_dim, "entries": form.entries,
