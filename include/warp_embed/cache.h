@@ -5,7 +5,8 @@
  * Demanded records are pinned: they stay where they are until the release. What is missing is read in the order of the
  * demands, one aligned read a record, before anything that is only expected: guesses about the next layer, and hints.
  * Who stays: the most often used, recency breaking ties (plain LRU keeps nothing once a token's working set exceeds
- * the cache); the victim is the worst of a few sampled slots.
+ * the cache); what the last token used counts for more as far as tokens are seen to repeat each other's choices. The
+ * victim is the worst of a few sampled slots.
  *
  * Every function may be called from any thread at any time, but for create and destroy. In a child after fork() the
  * threads do not exist: it may destroy its copy, which then forgets, and nothing else. */

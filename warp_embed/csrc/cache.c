@@ -52,6 +52,7 @@ we_status we_cache_demand(we_cache *c, uint32_t layer, we_want *wants, uint32_t 
         if (wants[i].expert >= c->banks[layer].n_experts) return no_such_expert(fault);
     os_lock(&c->mutex);
     c->demand_number++;
+    we_slots_begin_turn(c, layer);
     for (uint32_t i = 0; i < n; i++) {              /* what is there must not make room for what is not */
         const uint32_t at = c->where[c->first[layer] + wants[i].expert];
         if (at != NOWHERE) c->slots[at].demand = c->demand_number;
@@ -243,13 +244,15 @@ static int make_arrays(we_cache *c, const we_bank *banks)
     c->first = calloc(c->n_layers, sizeof *c->first);
     c->where = malloc(n * sizeof *c->where);
     c->uses = calloc(n, sizeof *c->uses);
+    c->fresh = calloc(n, sizeof *c->fresh);
+    c->turn_size = calloc(c->n_layers, sizeof *c->turn_size);
     c->slots = malloc(n * sizeof *c->slots);        /* of these four only what is used is ever touched */
     c->active = malloc(n * sizeof *c->active);
     c->empty = malloc(n * sizeof *c->empty);
     c->gone = malloc(n * sizeof *c->gone);
     c->hints = malloc(n * sizeof *c->hints);
     c->hinted = calloc(n, sizeof *c->hinted);
-    if (!c->banks || !c->first || !c->where || !c->uses || !c->slots || !c->active || !c->empty || !c->gone ||
+    if (!c->banks || !c->first || !c->where || !c->uses || !c->fresh || !c->turn_size || !c->slots || !c->active || !c->empty || !c->gone ||
         !c->hints || !c->hinted)
         return 0;
     memcpy(c->banks, banks, c->n_layers * sizeof *banks);
@@ -277,6 +280,8 @@ static void free_arrays(we_cache *c)
     free(c->first);
     free(c->where);
     free(c->uses);
+    free(c->fresh);
+    free(c->turn_size);
     free(c->hints);
     free(c->hinted);
     free(c);
@@ -308,7 +313,7 @@ we_status we_cache_create(we_cache **out, const we_record_layout *layout, const 
     c->pid = os_pid();
     c->random = 0x9e3779b97f4a7c15u;
     c->demand_number = c->guess_number = 1;
-    c->guess_layer = c->queue_first = c->queue_last = NOWHERE;
+    c->guess_layer = c->turn_layer = c->queue_first = c->queue_last = NOWHERE;
     if (!make_arrays(c, banks) || !make_locks(c)) {
         free_arrays(c);
         return we_fail(fault, WE_E_MEMORY, "cache", 0, 0);

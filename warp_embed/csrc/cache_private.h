@@ -64,6 +64,13 @@ struct we_cache {
     uint32_t *first;                /* [n_layers]: record number of a layer's expert 0 */
     uint32_t *where;                /* [n_records]: slot, or NOWHERE          */
     uint16_t *uses;                 /* [n_records], aged                      */
+    uint8_t  *fresh;                /* [n_records]: 1: used when its layer had its last turn, 2: in the present turn */
+    uint32_t *turn_size;            /* [n_layers]: records demanded in its last turn */
+    uint32_t  turn_layer, turn_now; /* whose turn it is; records demanded in it so far */
+    uint32_t  round;                /* sum of turn_size: what a token uses    */
+    uint64_t  total_uses;           /* sum of uses                            */
+    double    seen, again, expected;    /* uses, aged; of fresh records; that was to be expected from `uses` alone */
+    uint32_t  bonus;                /* uses that a fresh record is worth in addition */
     int       check_crc;
     long      pid;                  /* of the process that made it            */
 
@@ -95,6 +102,7 @@ struct we_cache {
 
 /* ---- cache_slots.c; the mutex is held ---- */
 void we_slots_check(const we_cache *c);
+void we_slots_begin_turn(we_cache *c, uint32_t layer);
 void we_slots_count_use(we_cache *c, uint32_t record);
 uint32_t we_slots_for_demand(we_cache *c);          /* an empty slot, perhaps by an eviction; NOWHERE: none */
 uint32_t we_slots_for_guess(we_cache *c);

@@ -1,12 +1,14 @@
 /* Who stays in the cache of cache.h, and how many slots there are.
  *
  * How often a record was used is remembered also after its eviction, halved from time to time: otherwise a popular
- * record starts again from nothing whenever it is pushed out. */
+ * record starts again from nothing whenever it is pushed out.
+ *
+ * Tokens also repeat the choices of the token before them, more than popularity explains. How much more is measured:
+ * `bonus` says what having been used in its layer's last turn is worth, in uses. It counts only while a whole round, a
+ * turn of every layer, fits into the cache; otherwise such a record would be gone before its next turn. */
 #include "cache_private.h"
 
-/* Candidates looked at per eviction. More of them follow the rule more closely, and that is worse when a working set
- * larger than the cache is walked through in the same order again and again: the rule then picks what comes next. */
-#define SAMPLES 8u
+#define SAMPLES 64u                 /* candidates looked at per eviction: all, when there are no more */
 #define USES_MAX UINT16_MAX
 
 void we_slots_check(const we_cache *c)
@@ -35,22 +37,73 @@ static uint64_t next_random(we_cache *c)
     return c->random;
 }
 
-void we_slots_count_use(we_cache *c, uint32_t record)
+static int round_fits(const we_cache *c) { return c->n_active >= c->round; }
+
+/* Of the records that were used in the last turn, a share P would come again for being popular. If a share Q of all uses
+ * is of such records, the rest of them are repetitions: (Q - P) / (1 - P). */
+static uint32_t bonus(const we_cache *c)
 {
-    if (c->uses[record] < USES_MAX) c->uses[record]++;
-    if (++c->clock < c->age_at) return;
-    for (uint32_t r = 0; r < c->n_records; r++) c->uses[r] >>= 1;
+    if (!round_fits(c) || c->round == 0 || c->again <= c->expected) return 0;
+    const double repeats = (c->again - c->expected) / (c->seen - c->expected), rounds = (double)c->total_uses / c->round;
+    return (uint32_t)(repeats * rounds + 0.5);
+}
+
+void we_slots_begin_turn(we_cache *c, uint32_t layer)
+{
+    const uint32_t before = c->turn_layer;
+    if (layer == before) return;
+    c->turn_layer = layer;
+    if (before == NOWHERE) return;
+    uint8_t *fresh = c->fresh + c->first[before];
+    for (uint32_t i = 0; i < c->banks[before].n_experts; i++) fresh[i] = fresh[i] == 2;
+    c->round += c->turn_now - c->turn_size[before];
+    c->turn_size[before] = c->turn_now;
+    c->turn_now = 0;
+    c->bonus = bonus(c);
+}
+
+static void age(we_cache *c)
+{
+    c->total_uses = 0;
+    for (uint32_t r = 0; r < c->n_records; r++) c->total_uses += c->uses[r] >>= 1;
+    c->seen /= 2;
+    c->again /= 2;
+    c->expected /= 2;
     const uint64_t period = (uint64_t)AGE_PERIOD * c->n_active;
     c->age_at = c->clock + (period > c->n_records ? period : c->n_records);
 }
 
-/* Is slot a worth less than slot b? An empty slot is worth nothing. */
+void we_slots_count_use(we_cache *c, uint32_t record)
+{
+    if (c->fresh[record] != 2) {
+        const double share = c->total_uses ? (double)c->uses[record] * c->round / (double)c->total_uses : 0;
+        c->seen++;
+        c->again += c->fresh[record];
+        c->expected += share < 1 ? share : 1;
+        c->fresh[record] = 2;
+        c->turn_now++;
+    }
+    if (c->uses[record] < USES_MAX) {
+        c->uses[record]++;
+        c->total_uses++;
+    }
+    if (++c->clock >= c->age_at) age(c);
+}
+
+static uint32_t worth(const we_cache *c, uint32_t record)
+{
+    return c->uses[record] + (c->fresh[record] ? c->bonus : 0);
+}
+
+/* Is slot a worth less than slot b? An empty slot is worth nothing. Of equals the one goes that was not used for longer;
+ * but while a round does not fit, that is the one whose turn comes next: then the one that was used last. */
 static int is_worse(const we_cache *c, uint32_t a, uint32_t b)
 {
     const slot *x = &c->slots[a], *y = &c->slots[b];
     if (x->record == NOWHERE || y->record == NOWHERE) return x->record == NOWHERE && y->record != NOWHERE;
-    const uint16_t p = c->uses[x->record], q = c->uses[y->record];
-    return p != q ? p < q : x->last < y->last;
+    const uint32_t p = worth(c, x->record), q = worth(c, y->record);
+    if (p != q) return p < q;
+    return round_fits(c) ? x->last < y->last : x->last > y->last;
 }
 
 /* May this one go? Not what the call that looks for a place has named itself; what was guessed for the next layer only
@@ -73,9 +126,10 @@ static uint32_t choose_victim(we_cache *c, int guesses_too)
 {
     uint32_t victim = NOWHERE;
     if (c->n_active == 0) return NOWHERE;
-    for (uint32_t i = 0; i < SAMPLES; i++)
+    const int few = c->n_active <= SAMPLES;
+    for (uint32_t i = 0; i < SAMPLES && !few; i++)
         victim = worse_of(c, victim, c->active[next_random(c) % c->n_active], guesses_too);
-    for (uint32_t i = 0; i < c->n_active && victim == NOWHERE; i++)
+    for (uint32_t i = 0; i < c->n_active && (few || victim == NOWHERE); i++)
         victim = worse_of(c, victim, c->active[i], guesses_too);
     return victim;
 }
@@ -294,8 +348,8 @@ size_t we_cache_bytes(const we_record_layout *layout, uint32_t n_layers, uint32_
     const uint64_t records = (uint64_t)n_layers * n_experts;
     if (slots > records) slots = (uint32_t)records;
     const uint64_t per_slot = layout->record_bytes + sizeof(slot) + 3 * sizeof(uint32_t);
-    const uint64_t per_record = sizeof(uint32_t) + sizeof(uint16_t) + sizeof(uint32_t) + sizeof(uint8_t);
-    return (size_t)(sizeof(we_cache) + sizeof(segment) + n_layers * (sizeof(we_bank) + sizeof(uint32_t)) +
+    const uint64_t per_record = sizeof(uint32_t) + sizeof(uint16_t) + sizeof(uint32_t) + 2 * sizeof(uint8_t);
+    return (size_t)(sizeof(we_cache) + sizeof(segment) + n_layers * (sizeof(we_bank) + 2 * sizeof(uint32_t)) +
                     records * per_record + slots * per_slot);
 }
 
