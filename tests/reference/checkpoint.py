@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from convert.checkpoints import encoded, shapes_of, write_safetensors
+from reference.read_v1 import mxfp4_values
 
 F32_NAMES = ("A_log", "dt_bias", "e_score_correction_bias")     # what releases never round
 
@@ -75,12 +76,26 @@ def draw(name, shape, rng, config):
     return x.astype(np.float32)
 
 
+def pack(shape, rng):
+    """Random MXFP4 of about the deviation that other matrices have: (codes, scales)."""
+    rows, cols = shape
+    middle = 127 - round(math.log2(2.9 * math.sqrt(cols)))              # 2.9: deviation of the sixteen codes
+    return (rng.integers(0, 256, (rows, cols // 2)).astype(np.uint8),
+            (middle + rng.integers(-1, 2, (rows, cols // 32))).astype(np.uint8))
+
+
 def write_checkpoint(folder, config, seed=0, dtype="BF16"):
-    """Write config.json and model.safetensors; returns {name: float32 values as stored}."""
+    """Write config.json and model.safetensors; returns {name: float32 values as stored}. Experts are packed where the
+    config has a quantization_config."""
     rng = np.random.default_rng(seed)
     stored, values = {}, {}
     linear = config["linear_attn_config"]
     for name, shape in shapes_of(config).items():
+        if ".experts." in name and "quantization_config" in config:
+            codes, scales = pack(shape, rng)
+            stored[f"{name}_packed"], stored[f"{name}_scale"] = ("U8", codes), ("U8", scales)
+            values[name] = mxfp4_values(codes, scales)
+            continue
         kind = "F32" if name.endswith(F32_NAMES) else dtype
         x = draw(name, shape, rng, config)
         if name.endswith("A_log") and linear.get("use_full_rank_gate"):        # as K3: zeros behind the heads
