@@ -1,4 +1,4 @@
-"""What a Kimi-K3 session can do beside running: pauses, states, forks, quantised experts and latents, a full release."""
+"""What a Kimi-K3 session can do beside running: pauses, states, forks, quantised experts and latents, fewer experts."""
 import io
 import json
 from pathlib import Path
@@ -167,6 +167,37 @@ def test_narrow_latents_stay_close(tiny, ids, kv, bound):
     want, seen, _ = answers(tiny, ids)
     got, _, _ = answers(tiny, ids, obey=seen, kv=kv)
     assert 0 < np.abs(got - want).max() <= bound * np.abs(want).max()
+
+
+def test_fewer_experts_per_token(tiny, tmp_path, ids):
+    """As a model whose config says so; its states and those of the whole model are strangers."""
+    manifest = json.loads((tiny / "manifest.json").read_text())
+    for file in tiny.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    manifest["config"]["num_experts_per_token"] = 1
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    file, other = io.BytesIO(), io.BytesIO()
+    with Model.open(tmp_path, context=128) as model, model.session() as session:
+        want = session.prefill(ids)
+    with Model.open(tiny, context=128) as model, model.session() as session:
+        assert not np.array_equal(session.prefill(ids), want)
+        session.save(other)
+    with Model.open(tiny, context=128, experts_per_token=1) as model, model.session() as session:
+        assert model.config.top_k == 1 and np.array_equal(session.prefill(ids), want)
+        session.save(file)
+        with pytest.raises(warp_embed.StateError) as error:
+            model.restore(other.getvalue())
+        assert error.value.field == "fingerprint"
+    with Model.open(tiny, context=128, experts_per_token=2) as model:           # what the config says anyway
+        model.restore(other.getvalue()).close()
+        with pytest.raises(warp_embed.StateError):
+            model.restore(file.getvalue())
+    one, two = (warp_embed.plan(tiny, context=128, experts_per_token=n) for n in (1, 2))
+    assert one.min_slots == 1 and two.min_slots == 2 and one.floor_bytes < two.floor_bytes
+    for wrong, error in ((0, ValueError), (3, ValueError), (-1, ValueError), (True, TypeError), (1.0, TypeError)):
+        for call in (Model.open, warp_embed.plan):
+            with pytest.raises(error, match="experts_per_token"):
+                call(tiny, experts_per_token=wrong)
 
 
 def test_vision_tensors_stay_on_disk(tiny, tmp_path, ids):

@@ -29,6 +29,8 @@ def add_memory_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kv", choices=("f32", "f16", "q8"), default="f16",
                        help="how attention latents are stored (default f16)")
     group.add_argument("--threads", type=int, metavar="N", help="default: the physical cores this process may use")
+    group.add_argument("--experts-per-token", type=int, metavar="N",
+                       help="fewer than the model was trained with: faster, and worse")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +54,8 @@ def _memory(text: str) -> int | str:
 
 
 def memory_options(args: argparse.Namespace) -> dict[str, Any]:
-    return {"memory": args.memory, "context": args.context, "kv": args.kv, "threads": args.threads}
+    return {"memory": args.memory, "context": args.context, "kv": args.kv, "threads": args.threads,
+            "experts_per_token": args.experts_per_token}
 
 
 def sampling(args: argparse.Namespace) -> Sampling:

@@ -1,7 +1,7 @@
 """A model's shape, from the release's own config keys."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from warp_embed.errors import UnsupportedModel
@@ -99,6 +99,17 @@ class ModelConfig:
     @property
     def moe_layers(self) -> range:
         return range(self.first_dense, self.n_layers) if self.n_experts else range(0)
+
+    def with_top_k(self, n: int) -> ModelConfig:
+        """The same model, but n experts answer for each token. ValueError or TypeError unless 1 <= n <= top_k."""
+        if isinstance(n, bool) or not hasattr(n, "__index__"):
+            raise TypeError(f"experts_per_token is an integer, not {n!r}")
+        if not self.moe_layers:
+            raise ValueError("experts_per_token: this model has no experts")
+        if not 1 <= n <= self.top_k:
+            raise ValueError(f"experts_per_token is {n}; this model was trained with {self.top_k}, and 1 to "
+                             f"{self.top_k} are possible")
+        return replace(self, top_k=int(n))
 
     # -- reading ---------------------------------------------------------
 

@@ -8,7 +8,7 @@ import hashlib
 import math
 import os
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +187,10 @@ class Manifest:
         arch = raw.get("arch")
         return cls(directory, version, arch if isinstance(arch, str) else "", prefix, config, raw_config, raw, trunk,
                    experts, banks, n_books, hashlib.sha256(blob).hexdigest(), weights)
+
+    def with_experts(self, per_token: int | None) -> Manifest:
+        """The same container for a model whose tokens get fewer experts; None: as it was released."""
+        return self if per_token is None else replace(self, config=self.config.with_top_k(per_token))
 
     def text_entries(self) -> list[TrunkEntry]:
         """The tensors of the trunk that the text model uses; others (vision) stay on disk."""

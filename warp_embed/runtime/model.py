@@ -15,6 +15,7 @@ from warp_embed.engine.forward import Engine, State
 from warp_embed.engine.turn import Turn
 from warp_embed.errors import BudgetError, ForkedError, FormatError, SessionClosed
 from warp_embed.runtime import statefile
+from warp_embed.runtime.config import ModelConfig
 from warp_embed.runtime.machine import usable_cpus
 from warp_embed.runtime.manifest import Manifest
 from warp_embed.runtime.paths import AnyPath, find_model
@@ -49,6 +50,7 @@ class Model:
     @classmethod
     def open(cls, name: AnyPath, *, memory: str | int = "auto", context: int = 8192,
              threads: int | Iterable[int] | None = None, kv: str = "f16", verify: bool = False,
+             experts_per_token: int | None = None,
              on_progress: Callable[[int, int], object] | None = None) -> Model:
         """Open a container.
 
@@ -66,6 +68,9 @@ class Model:
             Storage of the MLA latents.
         verify : bool
             Check the CRC of every expert record when it is read (headers are always checked).
+        experts_per_token : int, optional
+            Ask fewer experts for each token than the model was trained with, at least 1: less to read and to compute,
+            in proportion, and worse answers. States that were saved with another number are refused.
         on_progress : callable(done_bytes, total_bytes), optional
             Called in this thread, several times a second while weights are read. An exception stops the loading and
             comes out of here at once.
@@ -77,7 +82,7 @@ class Model:
         UnsupportedModel     it is sound, but needs something this version lacks.
         BudgetError          `memory` is below the floor: ``.needed_bytes``, ``.budget_bytes``.
         """
-        manifest = Manifest.read(find_model(name))
+        manifest = Manifest.read(find_model(name)).with_experts(experts_per_token)
         cpus = None
         if isinstance(threads, Iterable) and not isinstance(threads, str):
             threads = len(cpus := usable_cpus(threads))
@@ -291,8 +296,11 @@ def open_experts(manifest: Manifest, slots: int, verify: bool = False, direct: b
 
 def fingerprint(manifest: Manifest, trunk: Trunk) -> str:
     """A digest of the manifest, of the small tensors, and of the first record header of every layer, which holds a
-    CRC: other weights of the same shape differ in them."""
+    CRC: other weights of the same shape differ in them. And of the experts per token, where they are not the release's:
+    the same tokens have another state then."""
     digest = hashlib.sha256(manifest.fingerprint.encode())
+    if manifest.config != ModelConfig.parse(manifest.raw_config):
+        digest.update(b"experts_per_token %d" % manifest.config.top_k)
     small = [entry.name for entry in manifest.text_entries() if entry.rows == 1]
     for name in sorted(small):
         digest.update(trunk.decode(name).tobytes())

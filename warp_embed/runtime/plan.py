@@ -124,7 +124,8 @@ class MemoryPlan:
 
 
 def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: int | str = "auto",
-         context: int = 8192, kv: Kv = "f16", threads: int | None = None, disk: bool = False) -> MemoryPlan:
+         context: int = 8192, kv: Kv = "f16", threads: int | None = None, experts_per_token: int | None = None,
+         disk: bool = False) -> MemoryPlan:
     """Plan the memory of a model; reads its manifest only, so the weights need not be there.
 
     Parameters
@@ -141,6 +142,8 @@ def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: i
         Storage of the MLA latents.
     threads : int, optional
         Default: the smallest of affinity, control group quota and physical cores.
+    experts_per_token : int, optional
+        As in ``Model.open``: fewer than the model was trained with.
     disk : bool
         Read random experts for two seconds, past the page cache, and time the arithmetic: the plan then says how many
         tokens per second to expect. ValueError if the model has no experts on disk, OSError if they cannot be read.
@@ -155,8 +158,8 @@ def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: i
     """
     from warp_embed.runtime.manifest import Manifest
 
-    return make_plan(Manifest.read(find_model(path), weights=False), memory=memory, context=context, kv=kv,
-                     threads=threads, disk=disk)
+    manifest = Manifest.read(find_model(path), weights=False).with_experts(experts_per_token)
+    return make_plan(manifest, memory=memory, context=context, kv=kv, threads=threads, disk=disk)
 
 
 def make_plan(manifest: Manifest, *, memory: int | str, context: int, kv: str, threads: int | None,
