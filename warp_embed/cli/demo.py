@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
     import warp_embed
     args.model = args.model or warp_embed.demo_path()
     args.memory, args.context, args.kv, args.threads = "auto", 1024, "f16", None
+    args.experts_per_token = None
     print(f"warp_embed {warp_embed.__version__}: a language model inside a Python program")
 
     heading("What it takes, known before anything is loaded")
