@@ -231,6 +231,22 @@ def test_edits_and_retries(chat):
     assert held(chat).endswith(user("a") + assistant("A", "thought of a") + user("beta") + assistant("Y"))
 
 
+def test_edits_and_retries_as_events(chat):
+    replies(chat, "A", "x")
+    list(chat.events("a"))
+    replies(chat, "B", "y")
+    assert list(chat.events(retry=True)) == [Reasoning("y"), Content("B")]
+    replies(chat, "C", "z")
+    assert list(chat.events("c", edit=0)) == [Reasoning("z"), Content("C")]
+    assert held(chat) == user("c") + assistant("C", "z")
+    for wrong in ({"edit": 0}, {"text": "x", "retry": True}, {"text": "x", "edit": 0, "retry": True}):
+        with pytest.raises(TypeError, match="edit takes a text"):
+            chat.events(**wrong)
+    for nothing_new in (lambda: chat.ask(), lambda: chat.events(), lambda: Chat(chat.session.model, system="x").ask()):
+        with pytest.raises(StateError, match="nothing was asked"):
+            nothing_new()
+
+
 def test_a_retry_after_results_of_tools_answers_them_again(chat):
     replies(chat, "", "", call("clock", 1))
     list(chat.ask("When?"))

@@ -1,7 +1,6 @@
 """A conversation in a model's own chat format, on top of a Session."""
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from warp_embed.errors import StateError
 from warp_embed.runtime.chatcore import AskOptions, ChatCore, Reply
 from warp_embed.runtime.chatformat import ChatFormat, format_of
-from warp_embed.runtime.events import Content, Event, ToolCall
+from warp_embed.runtime.events import Event, ToolCall, by_the_clock, texts
 from warp_embed.runtime.messages import Message, as_json, checked
 from warp_embed.runtime.transcript import Transcript
 from warp_embed.runtime.xtml import last_calls
@@ -188,12 +187,17 @@ class Chat(ChatCore):
         """
         return self._pieces(None, text, 0, options)
 
-    def events(self, text: str | None = None, **options: Unpack[AskOptions]) -> Iterator[Event | None]:
+    def events(self, text: str | None = None, *, edit: int | None = None, retry: bool = False,
+               **options: Unpack[AskOptions]) -> Iterator[Event | None]:
         """As `ask`, but yields all that comes: Content, Reasoning, ToolCall; perhaps one ToolCallError, at the end.
 
-        With `budget_s` None means that the time is over.
+        With `budget_s` None means that the time is over. With `edit`, an index, or `retry` as the methods of that name.
         """
-        return self._asking(None, text, 0, options)[0]
+        if edit is not None and (retry or text is None) or retry and text is not None:
+            raise TypeError("edit takes a text, retry none, and both together are nothing")
+        if retry:
+            return self._asking(self._last_question(), None, self._attempt + 1, options)[0]
+        return self._asking(None if edit is None else self._said.question(edit), text, 0, options)[0]
 
     def poll(self, budget_s: float | None = None) -> str | None:
         """What the answer to a question with `budget_s` has gained, "" if nothing; None when it is over.
@@ -255,12 +259,7 @@ class Chat(ChatCore):
         ------
         StateError      nothing was asked; or where the question is in the session is not known (`from_session`).
         """
-        said = self._said.messages
-        keep = len(said) - (bool(said) and said[-1]["role"] == "assistant")
-        if all(message["role"] == "system" for message in said[:keep]):
-            raise StateError("nothing was asked yet", field="messages")
-        self._said.known(keep - 1)
-        return self._pieces(keep, None, self._attempt + 1, options)
+        return self._pieces(self._last_question(), None, self._attempt + 1, options)
 
     # ---- putting something in ----
 
@@ -343,6 +342,15 @@ class Chat(ChatCore):
 
     # ---- inside ----
 
+    def _last_question(self) -> int:
+        """How many messages stay when the last question is answered anew."""
+        said = self._said.messages
+        keep = len(said) - (bool(said) and said[-1]["role"] == "assistant")
+        if all(message["role"] == "system" for message in said[:keep]):
+            raise StateError("nothing was asked yet", field="messages")
+        self._said.known(keep - 1)
+        return keep
+
     def _asking(self, keep: int | None, text: str | None, attempt: int,
                 options: AskOptions) -> tuple[Generator[Event | None, None, None], Clock | None]:
         if text is not None:
@@ -355,37 +363,14 @@ class Chat(ChatCore):
     def _pieces(self, keep: int | None, text: str | None, attempt: int, options: AskOptions) -> Iterator[str]:
         events, clock = self._asking(keep, text, attempt, options)
         if clock is None:
-            return _texts(events)
-        pieces = _by_the_clock(events, clock)
+            return texts(events)
+        pieces = by_the_clock(events, clock)
         self._slow = pieces, clock
         return pieces
 
     def _async(self, make: Callable[[], Iterator[str]]) -> AsyncGenerator[str, None]:
         from warp_embed.runtime import aio  # asyncio is for those who use it
         return aio.iterate(make, self.cancel)
-
-
-def _texts(events: Generator[Event | None, None, None]) -> Iterator[str]:
-    with contextlib.closing(events):
-        for event in events:
-            if isinstance(event, Content):
-                yield event.text
-
-
-def _by_the_clock(events: Generator[Event | None, None, None], clock: Clock) -> Iterator[str]:
-    """Pieces of text, one each time that the clock's time is over."""
-    text = ""
-    clock.start()
-    with contextlib.closing(events):
-        for event in events:
-            if isinstance(event, Content):
-                text += event.text
-            if event is None or clock.over:
-                yield text
-                text = ""
-                clock.start()
-    if text:
-        yield text
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from warp_embed.errors import Cancelled, ContextFull, StateError, ToolCallError, UnsupportedModel
 from warp_embed.runtime.events import Content, Event, Reasoning, ToolCall
-from warp_embed.runtime.generation import Clock, Decoding
+from warp_embed.runtime.generation import Clock, Decoding, as_sampling
 from warp_embed.runtime.messages import Message, as_json
 from warp_embed.runtime.tokenizer import StopFilter
 from warp_embed.runtime.tokens import FinishReason, Token
@@ -126,7 +126,7 @@ class ChatCore:
             raise ValueError(f"overflow={overflow!r}; there are 'refuse' and 'drop_oldest'")
         if budget_s is not None and not budget_s >= 0:
             raise ValueError(f"budget_s={budget_s!r} is not a time")
-        if attempt and sampling is not None and sampling.seed is None:
+        if attempt and as_sampling(sampling) is sampling and sampling.seed is None:
             sampling = dataclasses.replace(sampling, seed=(self.session.seed + attempt * _SEED_STEP) % 2**64)
         form = self._said.form
         how = Decoding.of(self.session.model, max_tokens, sampling, (), [form.stop], schema=schema, **decoding)
@@ -145,8 +145,10 @@ class ChatCore:
         trial.prepare(tools, effort)
         if text is not None:
             trial.add({"role": "user", "content": text})
-        elif not trial.messages:
-            raise StateError("nothing was asked yet", field="messages")
+        else:
+            last = trial.messages[-1 if keep is None else keep - 1:][:1]
+            if not last or last[0]["role"] in ("assistant", "system"):
+                raise StateError("nothing was asked that has no answer: ask something, or retry()", field="messages")
         return asked
 
     def _notes(self, tool_choice: str, response_format: Mapping[str, Any] | str | None) -> list[int]:

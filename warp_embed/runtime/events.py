@@ -1,10 +1,15 @@
 """What a reply consists of, as it comes: text, thinking, calls of tools."""
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warp_embed.errors import ToolCallError
+
+if TYPE_CHECKING:
+    from warp_embed.runtime.generation import Clock
 
 Argument = tuple[str | None, str, str]      # key, type and text as written; no key: all arguments as one object
 
@@ -44,3 +49,27 @@ class ToolCall:
 
 
 Event = Content | Reasoning | ToolCall | ToolCallError
+
+
+def texts(events: Generator[Event | None, None, None]) -> Iterator[str]:
+    """The pieces of the answer."""
+    with contextlib.closing(events):
+        for event in events:
+            if isinstance(event, Content):
+                yield event.text
+
+
+def by_the_clock(events: Generator[Event | None, None, None], clock: Clock) -> Iterator[str]:
+    """Pieces of text, one each time that the clock's time is over."""
+    text = ""
+    clock.start()
+    with contextlib.closing(events):
+        for event in events:
+            if isinstance(event, Content):
+                text += event.text
+            if event is None or clock.over:
+                yield text
+                text = ""
+                clock.start()
+    if text:
+        yield text

@@ -77,12 +77,21 @@ class Decoding:
         ends = set(as_ids(stop_ids, config.vocab).tolist()) if len(stop_ids) else set()
         if config.eos_token_id is not None:
             ends.add(config.eos_token_id)
-        how = cls(sampling or GREEDY, math.inf if max_tokens is None else max_tokens, StopFilter(stop),
+        how = cls(as_sampling(sampling), math.inf if max_tokens is None else max_tokens, StopFilter(stop),
                   frozenset(ends), top_n(top_logprobs, config.vocab), None)
         if schema is not None or grammar is not None:
             from warp_embed.runtime.structured import Guide
             how.guide = Guide(model.tokenizer, schema, grammar)
         return how
+
+
+def as_sampling(sampling: Sampling | None) -> Sampling:
+    """Greedy by default; TypeError for what is none."""
+    if sampling is None:
+        return GREEDY
+    if not isinstance(sampling, Sampling):
+        raise TypeError(f"sampling is a Sampling, not {type(sampling).__name__}")
+    return sampling
 
 
 def top_n(n: int, vocab: int) -> int:

@@ -14,7 +14,7 @@ from warp_embed.engine.turn import TurnUnless
 from warp_embed.errors import ContextFull, StateError
 from warp_embed.runtime import statefile
 from warp_embed.runtime.core import SessionCore
-from warp_embed.runtime.generation import GREEDY, Decoding, GenerateOptions, decode, top_n
+from warp_embed.runtime.generation import Decoding, GenerateOptions, as_sampling, decode, top_n
 from warp_embed.runtime.sampling import Sampling
 from warp_embed.runtime.tokens import PIECE, Token, as_id, as_ids
 
@@ -157,10 +157,10 @@ class Session(SessionCore):
             token = as_id(token, self.model.config.vocab)
         if budget_s is not None and not budget_s >= 0:
             raise ValueError(f"budget_s={budget_s!r} is not a time")
-        top = top_n(top_logprobs, self.model.config.vocab)
+        how, top = as_sampling(sampling), top_n(top_logprobs, self.model.config.vocab)
         with self._turn:
             state = self._begin()
-            return self._evaluate(state, self._next(sampling or GREEDY, token, top), budget_s)
+            return self._evaluate(state, self._next(how, token, top), budget_s)
 
     def poll(self, budget_s: float = 0.0) -> Token | None:
         """Go on with a pending token for `budget_s` seconds; the Token when it is evaluated.

@@ -58,6 +58,8 @@ def write(target: AnyPath | BinaryIO, saved: SavedSession, fingerprint: str, kv:
     """
     note = b"" if saved.note is None else _note_bytes(saved.note)
     if not isinstance(target, str | bytes | os.PathLike):
+        if not hasattr(target, "write"):
+            raise TypeError(f"a state is written to a path or a binary file object, not {type(target).__name__}")
         _write_stream(target, saved, note, fingerprint, kv, go_on)
         return
     path = os.fsdecode(target)
@@ -111,6 +113,8 @@ def read(source: AnyPath | BinaryIO, fingerprint: str, kv: str, context: int) ->
     if isinstance(source, bytes | bytearray | memoryview):
         return _read_stream(io.BytesIO(source), fingerprint, kv, context)
     if not isinstance(source, str | os.PathLike):
+        if not hasattr(source, "read"):
+            raise TypeError(f"a state is a path, bytes or a binary file object, not {type(source).__name__}")
         return _read_stream(source, fingerprint, kv, context)
     with open(source, "rb") as stream:
         return _read_stream(stream, fingerprint, kv, context)

@@ -243,7 +243,9 @@ class StopFilter:
 
 
 def _checked(text: str) -> str:
-    """Refuse lone surrogates before any work."""
+    """Refuse lone surrogates, and what is no text, before any work."""
+    if not isinstance(text, str):
+        raise TypeError(f"text is expected, not {type(text).__name__}")
     if not text.isascii():
         text.encode("utf-8")
     return text
