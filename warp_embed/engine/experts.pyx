@@ -7,10 +7,12 @@ from libc.stdint cimport int32_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from warp_embed._kernels cimport we_acts, we_kernels, we_matrix, we_router, we_status
-from warp_embed._kernels cimport WE_OK
+from warp_embed._kernels cimport WE_E_PAUSED, WE_OK
 from warp_embed._store cimport WE_DOWN, WE_GATE, WE_MATRICES, WE_UP
 from warp_embed.engine.linear cimport add_exact_product, add_product, for_each, product, run_products, set_acts
 from warp_embed.engine.structs cimport Config, FfnWeights, LayerWeights, MoeWeights, Pass, Scratch
+
+cdef double SLICE_S = 0.01              # a pass that waits for a read looks so often whether it is to stop
 
 
 # ------------------------------------------------------------------- dense ----
@@ -40,7 +42,7 @@ cdef void activate(Pass *p, float *gate, const float *up, size_t n, size_t width
     for_each(&p.linear, activate_rows, &args, n, n * width)
 
 
-cdef void dense_layer(Pass *p, const FfnWeights *w, size_t inter) noexcept nogil:
+cdef void dense_layer(Pass *p, const FfnWeights *w, size_t inter, float *y) noexcept nogil:
     """y = W_down act(W_gate h, W_up h)."""
     cdef Scratch *s = p.s
     set_acts(&s.in_acts, s.h, p.c.hidden)
@@ -49,7 +51,7 @@ cdef void dense_layer(Pass *p, const FfnWeights *w, size_t inter) noexcept nogil
     run_products(&p.linear)
     activate(p, s.inner_gate, s.inner_up, p.n, inter)
     set_acts(&s.inner_acts, s.inner_gate, inter)
-    product(&p.linear, w.down, &s.inner_acts, p.n, s.y, p.c.hidden)
+    product(&p.linear, w.down, &s.inner_acts, p.n, y, p.c.hidden)
 
 
 # ------------------------------------------------------------------ router ----
@@ -114,39 +116,87 @@ cdef void sort_pairs(Pass *p) noexcept nogil:
     s.first[0] = 0
 
 
-cdef we_status fetch_experts(Pass *p, int layer, size_t begin, size_t *end, size_t max_pins) noexcept nogil:
-    """Pin experts from `begin` on, until one more would exceed the pair buffer or the cache; *end is the first left out.
-    s.experts[e] are the views of those that have tokens."""
+cdef void list_wants(Pass *p, size_t begin) noexcept nogil:
+    """s.wants: the experts from `begin` on that have tokens, ascending; none is pinned yet."""
+    cdef Scratch *s = p.s
+    cdef size_t e
+    s.n_wants = s.n_done = s.n_pinned = 0
+    for e in range(begin, p.c.E):
+        if s.first[e + 1] > s.first[e]:
+            s.wants[s.n_wants].expert = <uint32_t>e
+            s.wants[s.n_wants].record = NULL
+            s.n_wants += 1
+
+
+cdef we_status demand(Pass *p, int layer) noexcept nogil:
+    """Pin as many more of s.wants as the cache has slots for, and let the missing ones be read."""
+    cdef Scratch *s = p.s
+    cdef uint32_t pinned = 0
+    cdef we_status status = WE_OK
+    if s.n_pinned < s.n_wants:
+        status = p.store.demand(p.cache, layer, s.wants + s.n_pinned, <uint32_t>(s.n_wants - s.n_pinned), &pinned,
+                                &p.fault)
+        s.n_pinned += pinned
+    return status
+
+
+cdef we_status await_some(Pass *p, size_t end) noexcept nogil:
+    """Wait a while for pinned records of the experts before `end`. OK does not say that there is one."""
+    cdef Scratch *s = p.s
+    cdef size_t n = s.n_done
+    cdef uint32_t ready = 0
+    cdef bint have = False
+    cdef double until_s = 0
+    cdef we_status status
+    while n < s.n_pinned and s.wants[n].expert < end:
+        have = have or s.wants[n].record != NULL
+        n += 1
+    if not have:
+        until_s = p.linear.pool_api.now_s() + SLICE_S
+        if p.watch.deadline_s != 0 and p.watch.deadline_s < until_s:
+            until_s = p.watch.deadline_s
+    status = p.store.wait(p.cache, s.wants + s.n_done, <uint32_t>(n - s.n_done), until_s, &ready, &p.fault)
+    if status != WE_E_PAUSED:
+        return status
+    return WE_OK if have else p.watch.look(&p.watch)
+
+
+cdef void take_batch(Pass *p, size_t end) noexcept nogil:
+    """Move those of the experts before `end` whose records are there from s.wants to s.batch. While not all of a layer's
+    experts are pinned, half of the pinned ones at most: the other half is read meanwhile."""
+    cdef Scratch *s = p.s
+    cdef size_t i, kept = s.n_done, most = s.n_pinned - s.n_done
+    if s.n_pinned < s.n_wants and most > 1:
+        most //= 2
+    s.n_batch = 0
+    for i in range(s.n_done, s.n_pinned):
+        if s.n_batch == most or s.wants[i].expert >= end:
+            break
+        if s.wants[i].record != NULL:
+            s.batch[s.n_batch] = s.wants[i]
+            s.n_batch += 1
+    if s.n_batch == 0:
+        return
+    kept = s.n_pinned
+    for i in range(s.n_pinned, s.n_done, -1):           # from behind: what stays moves up, in its order
+        if s.wants[i - 1].record == NULL or s.wants[i - 1].expert > s.batch[s.n_batch - 1].expert:
+            kept -= 1
+            s.wants[kept] = s.wants[i - 1]
+    s.n_done = kept
+
+
+cdef void view_records(Pass *p, int layer) noexcept nogil:
+    """s.experts of the batch."""
     cdef Scratch *s = p.s
     cdef const float *books[3]
-    cdef size_t e = begin, pins = 0, row0 = s.first[begin], i
-    cdef uint32_t pinned = 0, ready
-    cdef we_status status
+    cdef size_t i
     cdef int m
     for m in range(WE_MATRICES):
         books[m] = NULL
         if p.books != NULL:
             books[m] = p.books + (layer * WE_MATRICES + m) * p.book_stride
-    while e < p.c.E and pins < max_pins and s.first[e + 1] - row0 <= s.pair_rows:
-        if s.first[e + 1] > s.first[e]:
-            s.wants[pins].expert = <uint32_t>e
-            pins += 1
-        e += 1
-    while pinned == 0:
-        status = p.store.demand(p.cache, layer, s.wants, <uint32_t>pins, &pinned, &p.fault)
-        if status != WE_OK:
-            return status
-    s.n_wants = pinned
-    if pinned < pins:
-        e = s.wants[pinned].expert
-    for i in range(pinned):
-        while s.wants[i].record == NULL:
-            status = p.store.wait(p.cache, s.wants, pinned, 1e9, &ready, &p.fault)
-            if status != WE_OK:
-                return status
-        p.store.views(p.layout, s.wants[i].record, books, s.experts + s.wants[i].expert * WE_MATRICES)
-    end[0] = e
-    return WE_OK
+    for i in range(s.n_batch):
+        p.store.views(p.layout, s.batch[i].record, books, s.experts + s.batch[i].expert * WE_MATRICES)
 
 
 cdef void slice_acts(we_acts *part, const we_acts *whole, size_t row) noexcept nogil:
@@ -159,18 +209,17 @@ cdef void slice_acts(we_acts *part, const we_acts *whole, size_t row) noexcept n
     part.bias += row * whole.scale_stride
 
 
-cdef void add_expert_products(Pass *p, size_t begin, size_t end, int matrix) noexcept nogil:
-    """Note one product for each expert of [begin, end), on the rows of its pairs."""
+cdef void add_expert_products(Pass *p, size_t row0, int matrix) noexcept nogil:
+    """Note one product for each expert of the batch, on the rows of its pairs; the buffer begins with pair row0."""
     cdef Scratch *s = p.s
     cdef const Config *c = p.c
-    cdef size_t e, row, n
+    cdef size_t i, e, row, n
     cdef we_acts *a
-    for e in range(begin, end):
+    for i in range(s.n_batch):
+        e = s.batch[i].expert
         n = s.first[e + 1] - s.first[e]
-        row = s.first[e] - s.first[begin]
+        row = s.first[e] - row0
         a = s.expert_acts + 2 * e + (matrix == WE_DOWN)
-        if n == 0:
-            continue
         if matrix != WE_UP:                 # the up projection shares the gate's inputs
             slice_acts(a, &s.pair_inner_acts if matrix == WE_DOWN else &s.pair_acts, row)
         if matrix == WE_GATE:
@@ -179,6 +228,31 @@ cdef void add_expert_products(Pass *p, size_t begin, size_t end, int matrix) noe
             add_product(&p.linear, s.experts + e * WE_MATRICES + matrix, a, n, s.pair_up + row * c.I, c.I)
         else:
             add_product(&p.linear, s.experts + e * WE_MATRICES + matrix, a, n, s.pair_y + row * c.X, c.X)
+
+
+cdef void activate_batch(Pass *p, size_t row0) noexcept nogil:
+    """gate = act(gate, up) on the rows of the batch, neighbours together."""
+    cdef Scratch *s = p.s
+    cdef size_t i = 0, begin, end
+    while i < s.n_batch:
+        begin, end = s.first[s.batch[i].expert], s.first[s.batch[i].expert + 1]
+        i += 1
+        while i < s.n_batch and s.first[s.batch[i].expert] == end:
+            end = s.first[s.batch[i].expert + 1]
+            i += 1
+        activate(p, s.pair_gate + (begin - row0) * p.c.I, s.pair_up + (begin - row0) * p.c.I, end - begin, p.c.I)
+
+
+cdef void run_batch(Pass *p, size_t row0) noexcept nogil:
+    """pair_y = W_down act(W_gate x, W_up x) for all pairs of the batch."""
+    cdef Scratch *s = p.s
+    add_expert_products(p, row0, WE_GATE)
+    add_expert_products(p, row0, WE_UP)
+    run_products(&p.linear)
+    activate_batch(p, row0)
+    set_acts(&s.pair_inner_acts, s.pair_gate, p.c.I)
+    add_expert_products(p, row0, WE_DOWN)
+    run_products(&p.linear)
 
 
 cdef struct CombineArgs:
@@ -196,24 +270,49 @@ cdef void combine_columns(void *arg, size_t begin, size_t end, unsigned worker) 
                                 s.pair_y + i * X + begin, end - begin)
 
 
-cdef void run_experts(Pass *p, size_t begin, size_t end) noexcept nogil:
-    """All pairs of the pinned experts [begin, end)."""
-    cdef Scratch *s = p.s
-    cdef const Config *c = p.c
+cdef void combine(Pass *p, size_t begin, size_t end) noexcept nogil:
+    """Add the results of experts [begin, end) to y."""
     cdef CombineArgs args
-    cdef size_t i, rows = s.first[end] - s.first[begin]
-    for i in range(rows):
-        memcpy(s.pair_x + i * c.X, s.z + s.pair_token[s.first[begin] + i] * c.X, c.X * sizeof(float))
-    set_acts(&s.pair_acts, s.pair_x, c.X)
-    add_expert_products(p, begin, end, WE_GATE)
-    add_expert_products(p, begin, end, WE_UP)
-    run_products(&p.linear)
-    activate(p, s.pair_gate, s.pair_up, rows, c.I)
-    set_acts(&s.pair_inner_acts, s.pair_gate, c.I)
-    add_expert_products(p, begin, end, WE_DOWN)
-    run_products(&p.linear)
-    args.p, args.first, args.rows = p, s.first[begin], rows
-    for_each(&p.linear, combine_columns, &args, c.X, rows * c.X)
+    args.p, args.first, args.rows = p, p.s.first[begin], p.s.first[end] - p.s.first[begin]
+    for_each(&p.linear, combine_columns, &args, p.c.X, args.rows * p.c.X)
+
+
+cdef void gather(Pass *p, size_t begin, size_t end) noexcept nogil:
+    """pair_x = the inputs of experts [begin, end)."""
+    cdef Scratch *s = p.s
+    cdef size_t X = p.c.X, first = s.first[begin], i
+    for i in range(s.first[end] - first):
+        memcpy(s.pair_x + i * X, s.z + s.pair_token[first + i] * X, X * sizeof(float))
+    set_acts(&s.pair_acts, s.pair_x, X)
+
+
+cdef we_status run_group(Pass *p, int layer, size_t begin, size_t end) noexcept nogil:
+    """The experts [begin, end): each is computed when its record has come, and all are added when the last is done."""
+    cdef Scratch *s = p.s
+    cdef we_status status
+    gather(p, begin, end)
+    while s.n_done < s.n_wants and s.wants[s.n_done].expert < end:
+        status = demand(p, layer)
+        if status == WE_OK:
+            status = await_some(p, end)
+        if status != WE_OK:
+            return status
+        take_batch(p, end)
+        if s.n_batch > 0:
+            view_records(p, layer)
+            run_batch(p, s.first[begin])
+            p.store.release(p.cache, s.batch, <uint32_t>s.n_batch, False)
+    combine(p, begin, end)
+    return WE_OK
+
+
+cdef size_t group_end(const Pass *p, size_t begin) noexcept nogil:
+    """Experts from `begin` on whose pairs fit the buffer; one, when the pass may stop between two of them."""
+    cdef const Scratch *s = p.s
+    cdef size_t end = begin + 1
+    while not p.one_by_one and end < p.c.E and s.first[end + 1] - s.first[begin] <= s.pair_rows:
+        end += 1
+    return end
 
 
 cdef void enter_latent(Pass *p, const MoeWeights *w) noexcept nogil:
@@ -224,47 +323,51 @@ cdef void enter_latent(Pass *p, const MoeWeights *w) noexcept nogil:
 
 
 cdef void leave_latent(Pass *p, const MoeWeights *w) noexcept nogil:
-    """routed_y = W_up rms(y) of the routed experts' sum y, or y itself."""
+    """y = W_up rms(y), where experts work on a latent. h is used up."""
     cdef Scratch *s = p.s
     cdef size_t X = p.c.X, t
     if w.latent_up == NULL:
-        memcpy(s.routed_y, s.y, p.n * X * sizeof(float))
         return
     if w.latent_norm != NULL:
         for t in range(p.n):
             p.linear.K.rms_norm(s.y + t * X, s.y + t * X, w.latent_norm, p.c.eps, X)
     set_acts(&s.pair_acts, s.y, X)
-    product(&p.linear, w.latent_up, &s.pair_acts, p.n, s.routed_y, p.c.hidden)
+    product(&p.linear, w.latent_up, &s.pair_acts, p.n, s.h, p.c.hidden)
+    memcpy(s.y, s.h, p.n * p.c.hidden * sizeof(float))
 
 
 cdef we_status moe_layer(Pass *p, const LayerWeights *w, int layer, size_t *expert) noexcept nogil:
     """y = sum over chosen experts of weight W_down act(W_gate z, W_up z), plus the shared experts' of h.
 
-    *expert is the first expert that is still to do: 0 at the start. When the pass is stopped between two of them, the
-    sum so far is in s.y, and s.h, s.z, s.idx and s.weight are what the caller must bring back to go on."""
+    All reads that the cache has room for are asked for first; the shared experts are computed meanwhile.
+    *expert is 0 at the start, else 1 + the first expert that is still to do. When the pass is stopped between two of
+    them, the sum so far is in s.y, and s.z, s.shared_y, s.idx and s.weight are what the caller must bring back to go on.
+    """
     cdef Scratch *s = p.s
     cdef const Config *c = p.c
-    cdef size_t end = 0
+    cdef size_t begin, end
     cdef we_status status
     if expert[0] == 0:
         route(p, &w.moe)
-        enter_latent(p, &w.moe)
         memset(s.y, 0, p.n * c.X * sizeof(float))
     sort_pairs(p)
-    while s.first[expert[0]] < s.first[c.E]:
-        status = fetch_experts(p, layer, expert[0], &end, p.max_pins)
+    list_wants(p, expert[0] - 1 if expert[0] > 0 else 0)
+    status = demand(p, layer)
+    if status == WE_OK and expert[0] == 0:
+        enter_latent(p, &w.moe)
+        dense_layer(p, &w.moe.shared, c.shared_inter, s.shared_y)
+        expert[0] = 1
+    while status == WE_OK and s.n_done < s.n_wants:
+        begin = s.wants[s.n_done].expert
+        end = group_end(p, begin)
+        status = run_group(p, layer, begin, end)
         if status == WE_OK:
-            run_experts(p, expert[0], end)
-        p.store.release(p.cache, s.wants, <uint32_t>s.n_wants, False)
-        s.n_wants = 0
-        if status != WE_OK:
-            return status
-        expert[0] = end
-        if s.first[end] < s.first[c.E]:
-            status = p.watch.look(&p.watch)
-            if status != WE_OK:
-                return status
-    leave_latent(p, &w.moe)
-    dense_layer(p, &w.moe.shared, c.shared_inter)
-    p.linear.K.add(s.y, s.routed_y, p.n * c.hidden)
-    return WE_OK
+            expert[0] = 1 + end
+            if s.n_done < s.n_wants:
+                status = p.watch.look(&p.watch)
+    if s.n_pinned > s.n_done:
+        p.store.release(p.cache, s.wants + s.n_done, <uint32_t>(s.n_pinned - s.n_done), status == WE_E_PAUSED)
+    if status == WE_OK:
+        leave_latent(p, &w.moe)
+        p.linear.K.add(s.y, s.shared_y, p.n * c.hidden)
+    return status

@@ -55,7 +55,7 @@ cdef we_status run_layer(Pass *p, State state, size_t layer, size_t *expert) noe
     if w.is_moe:
         status = moe_layer(p, w, <int>layer, expert)
     else:
-        dense_layer(p, &w.ffn, p.c.dense_inter)
+        dense_layer(p, &w.ffn, p.c.dense_inter, p.s.y)
     if status == WE_OK:
         p.linear.K.add(p.x, p.s.y, p.n * p.c.hidden)
     elif status == WE_E_PAUSED:
@@ -65,19 +65,17 @@ cdef we_status run_layer(Pass *p, State state, size_t layer, size_t *expert) noe
 
 cdef void put_aside(const Pass *p, StateParts *parts) noexcept nogil:
     """Keep what a token needs to go on between two experts: another session may use the scratch meanwhile."""
-    memcpy(parts.h, p.s.h, p.c.hidden * sizeof(float))
-    if p.c.latent:
-        memcpy(parts.z, p.s.z, p.c.X * sizeof(float))
+    memcpy(parts.z, p.s.z, p.c.X * sizeof(float))
     memcpy(parts.y, p.s.y, p.c.X * sizeof(float))
+    memcpy(parts.shared_y, p.s.shared_y, p.c.hidden * sizeof(float))
     memcpy(parts.idx, p.s.idx, p.c.k * sizeof(int32_t))
     memcpy(parts.weight, p.s.weight, p.c.k * sizeof(float))
 
 
 cdef void bring_back(Pass *p, const StateParts *parts) noexcept nogil:
-    memcpy(p.s.h, parts.h, p.c.hidden * sizeof(float))
-    if p.c.latent:
-        memcpy(p.s.z, parts.z, p.c.X * sizeof(float))
+    memcpy(p.s.z, parts.z, p.c.X * sizeof(float))
     memcpy(p.s.y, parts.y, p.c.X * sizeof(float))
+    memcpy(p.s.shared_y, parts.shared_y, p.c.hidden * sizeof(float))
     memcpy(p.s.idx, parts.idx, p.c.k * sizeof(int32_t))
     memcpy(p.s.weight, parts.weight, p.c.k * sizeof(float))
 
@@ -215,7 +213,6 @@ cdef class Engine:
         if self.store is not None:
             p.store = store_api()
             p.cache = self.store.cache
-            p.max_pins = self.store.slots
             p.layout = &self.store.layout
             p.books = self.store.books
             p.book_stride = self.store.book_stride
@@ -324,7 +321,7 @@ cdef class State:
         p.watch.look = look_up
         if budget_s > 0:
             p.watch.deadline_s = pool_api().now_s() + budget_s
-            p.max_pins = 1                  # one expert after another, so that it can stop between them
+            p.one_by_one = True
         with nogil:
             status = forward(&p, self, &ids[0], out, rows, &layer, &expert)
         self.drop()

@@ -128,7 +128,7 @@ cdef void carve_feed_forward(const Config *c, Scratch *s, Carver *k) noexcept no
     if c.E == 0:
         return
     s.z = take_floats(k, n * c.X) if c.latent else s.h
-    s.routed_y = take_floats(k, n * c.hidden)
+    s.shared_y = take_floats(k, n * c.hidden)
     s.router_logits = take_floats(k, n * c.E)
     s.router_work = take_floats(k, c.threads * c.E)
     s.idx = <int32_t *>take(k, n * c.k * sizeof(int32_t))
@@ -144,6 +144,7 @@ cdef void carve_feed_forward(const Config *c, Scratch *s, Carver *k) noexcept no
     take_acts(k, &s.pair_acts, s.pair_rows, c.X, 1)
     take_acts(k, &s.pair_inner_acts, s.pair_rows, c.I, 1)
     s.wants = <we_want *>take(k, c.E * sizeof(we_want))
+    s.batch = <we_want *>take(k, c.E * sizeof(we_want))
     s.experts = <we_matrix *>take(k, 3 * c.E * sizeof(we_matrix))
     s.expert_acts = <we_acts *>take(k, 2 * c.E * sizeof(we_acts))
 
@@ -315,9 +316,9 @@ cdef size_t carve_state(const Config *c, config, StateParts *s, char *base) exce
     cdef int parity
     k.base, k.used = base, 2 * half
     parts.x = take_floats(&k, (c.B + 1) * c.hidden)
-    parts.h = take_floats(&k, c.hidden)
-    parts.z = take_floats(&k, c.X) if c.latent else NULL
+    parts.z = take_floats(&k, c.X)
     parts.y = take_floats(&k, max(c.hidden, c.X))
+    parts.shared_y = take_floats(&k, c.hidden)
     parts.idx = <int32_t *>take(&k, c.k * sizeof(int32_t))
     parts.weight = take_floats(&k, c.k)
     if base == NULL:

@@ -111,9 +111,9 @@ cdef struct StateParts:                 # one conversation
     LayerState *layers                  # [n_layers]
     float *hidden[2]                    # [hidden] last normed vector, by parity; logits are recomputed from it
     float *x                            # [B + 1][hidden] residual stream of a token that was paused
-    float *h                            # [hidden] of one paused between two experts: normed input, sum so far, route
-    float *z                            # [X] its latent, or NULL
+    float *z                            # [X] of one paused between two experts: their input, sums so far, route
     float *y                            # [max(hidden, X)]
+    float *shared_y                     # [hidden]
     int32_t *idx                        # [k]
     float *weight                       # [k]
     size_t half_floats                  # a half: S and tail of every KDA layer, then hidden
@@ -151,7 +151,7 @@ cdef struct Scratch:                    # one per model; a pass at a time
     we_acts o_acts
     # feed-forward
     float *z                            # [n][X] what the routed experts take: h, or its latent
-    float *routed_y                     # [n][hidden] the routed experts' sum
+    float *shared_y                     # [n][hidden] the shared experts' result
     float *inner_gate                   # [n][inter]
     float *inner_up                     # [n][inter]
     we_acts inner_acts
@@ -170,8 +170,10 @@ cdef struct Scratch:                    # one per model; a pass at a time
     float *pair_up                      # [pair_rows][I]
     we_acts pair_acts                   # of pair_x
     we_acts pair_inner_acts             # of pair_gate
-    we_want *wants                      # [E] records in use or on their way, ascending
-    size_t n_wants
+    we_want *wants                      # [E] records of a layer, ascending: [n_done, n_pinned) are pinned
+    size_t n_done, n_pinned, n_wants
+    we_want *batch                      # [E] records that are computed with together
+    size_t n_batch
     we_matrix *experts                  # [E][3] views of pinned records
     we_acts *expert_acts                # [E][2] slices of pair_acts and pair_inner_acts
 
@@ -209,7 +211,7 @@ cdef struct Pass:                       # n tokens on their way through the laye
     Linear linear
     const we_store_api *store
     we_cache *cache
-    size_t max_pins                     # experts in use at a time: slots of the cache, or 1 to stop between them
+    bint one_by_one                     # it may stop between two experts
     const we_record_layout *layout
     const float *books                  # [n_layers][3][book_stride] or NULL
     size_t book_stride
