@@ -13,8 +13,8 @@ TILE = 64
 WIDTH = {"kimi": 2304, "k3": 7168, "tiny": 256}         # hidden
 HEADS = {"kimi": 32, "k3": 96, "tiny": 2}
 EXPERTS = {"kimi": (256, 8), "k3": (896, 16), "tiny": (16, 2)}
-VECTORS = ("exp", "sigmoid", "decay_softplus", "decay_bounded", "silu_mul", "rms_norm", "rms_norm_gated", "l2_norm",
-           "f16_to_f32", "f32_to_f16")                  # the order of the enum in loops.c
+VECTORS = ("exp", "sigmoid", "decay_softplus", "decay_bounded", "silu_mul", "situ_mul", "rms_norm", "rms_norm_gated",
+           "l2_norm", "f16_to_f32", "f32_to_f16")       # the order of the enum in loops.c
 
 
 def normal(*shape, seed=0):

@@ -113,7 +113,7 @@ void loop_short_conv(const we_kernels *K, size_t repeats, float *y, float *tail_
 }
 
 /* Vectors x [rows][n], with a second operand of one row, or of all. */
-enum { EXP, SIGMOID, SOFTPLUS, BOUNDED, SILU_MUL, RMS_NORM, RMS_NORM_GATED, L2_NORM, F16_TO_F32, F32_TO_F16 };
+enum { EXP, SIGMOID, SOFTPLUS, BOUNDED, SILU_MUL, SITU_MUL, RMS_NORM, RMS_NORM_GATED, L2_NORM, F16_TO_F32, F32_TO_F16 };
 
 void loop_vector(const we_kernels *K, int what, size_t repeats, float *y, const float *x, const float *w, size_t rows,
                  size_t n)
@@ -128,6 +128,7 @@ void loop_vector(const we_kernels *K, int what, size_t repeats, float *y, const 
             case SOFTPLUS:       K->decay_softplus(to, from, w, 0.5f, n); break;
             case BOUNDED:        K->decay_bounded(to, from, w, 0.5f, -5.0f, n); break;
             case SILU_MUL:       K->silu_mul(to, from, x, n); break;
+            case SITU_MUL:       K->situ_mul(to, from, x, 4, 25, n); break;
             case RMS_NORM:       K->rms_norm(to, from, w, 1e-5f, n); break;
             case RMS_NORM_GATED: K->rms_norm_gated(to, from, w, x, 1e-5f, n); break;
             case L2_NORM:        K->l2_norm(to, 1.0f, n); break;

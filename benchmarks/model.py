@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import psutil
 
-from benchmarks import phases, random_model, report
+from benchmarks import layers, phases, random_model, report
 from benchmarks.limits import READ_BYTES, cores, limit_cases, peaks
 from benchmarks.native import ROOT, machine
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import RELEASED, SHAPES
 from benchmarks.timing import Team, own_clock
 from warp_embed import _kernels
 from warp_embed.runtime.manifest import Manifest
@@ -36,6 +36,8 @@ def add_parser(commands):
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="samples of everything (default 3)")
     parser.add_argument("--seconds", type=float, default=0, metavar="S", help="more rounds until so long has passed")
     parser.add_argument("--phases", action="store_true", help="also the time of each part of a token, by differences")
+    parser.add_argument("--layers", action="store_true",
+                        help="also the time of one layer of each kind, and all layers of the release by extrapolation")
     parser.add_argument("--folder", default=str(ROOT / "build" / "benchmarks"), help="where models are kept")
     parser.add_argument("--memory", type=int, default=READ_BYTES >> 20, metavar="MiB",
                         help="that the read limit passes over (default %(default)s)")
@@ -63,6 +65,7 @@ class Subject:
         self.prefill_s, self.decode_s = [], []
         self.session = None
         self.parts = {}                     # variants that lack something: phases.py
+        self.layers = []                    # samples of layers.py
 
     def warm_up(self):
         """Read every expert once, if they fit: the figures are of arithmetic, not of the disk."""
@@ -90,6 +93,11 @@ class Subject:
         if record:
             self.decode_s.append((self.clock() - begin) / n)
 
+    def sample_layers(self, n):
+        for i in range(n):
+            token = int(self.prompt[i % len(self.prompt)])
+            self.layers.append(layers.sample(self.model, self.session, token, self.clock))
+
     def close(self):
         self.model.close()
 
@@ -101,6 +109,12 @@ def run(arguments):
     report.print_rows(f"{arguments.shape}, prompt of {arguments.prompt}, kv {arguments.kv}", rows, COLUMNS)
     if arguments.phases:
         report.print_rows("ms of a token's parts", [line for row in rows for line in phase_lines(row)], PHASE_COLUMNS)
+    if arguments.layers:
+        lines = [layer_line(row) for row in rows]
+        report.print_rows("ms of one layer of a token", lines, dict.fromkeys(name for line in lines for name in line))
+    if arguments.layers and arguments.shape in RELEASED:
+        report.print_rows("all layers of the release, every expert in memory", [
+            released_line(row, arguments.shape) for row in rows], RELEASED_COLUMNS)
     report.write(arguments, {"command": "model", **machine(), "shape": arguments.shape, "rows": rows}, plot)
     return 0
 
@@ -110,9 +124,7 @@ def batches(arguments):
     room, batch = psutil.virtual_memory().available * 0.7, []
     free = room
     for name in arguments.encodings:
-        trunk, _, experts = name.partition("+")
-        pair = PAIRS[name] if name in PAIRS else (trunk, experts)
-        path = random_model.make(arguments.folder, arguments.shape, SHAPES[arguments.shape], *pair)
+        path = random_model.make(arguments.folder, arguments.shape, SHAPES[arguments.shape], *pair_of(name))
         trunk_bytes = (path / "trunk.bin").stat().st_size
         size = 1.1 * sum(file.stat().st_size for file in path.iterdir()) + (300 << 20)
         size += len(phases.variants(SHAPES[arguments.shape])) * (2 * trunk_bytes + (100 << 20)) * arguments.phases
@@ -124,6 +136,11 @@ def batches(arguments):
                 batch.append((name, path, threads, chunk))
                 free -= size
     yield batch
+
+
+def pair_of(name):
+    trunk, _, experts = name.partition("+")
+    return PAIRS[name] if name in PAIRS else (trunk, experts)
 
 
 def measure_batch(arguments, batch):
@@ -163,6 +180,8 @@ def sample(arguments, subjects, limits):
                 subject.sample_prefill()
                 for _ in range(4):
                     subject.sample_decode(arguments.decode)
+                if arguments.layers:
+                    subject.sample_layers(arguments.decode)
             rounds += 1
 
 
@@ -186,6 +205,8 @@ def row_of(arguments, subject, rates):
         peak = names[subject.name in INTEGER]
         row["of peak"] = subject.token_weights / prefill / rates[peak, subject.threads]
         row["limit peak"] = f"{peak} {rates[peak, subject.threads] / 1e9:.0f}"
+    if subject.layers:
+        row["layers s"] = layers.typical(subject.layers)
     for kind in ("decode", "prefill") if subject.parts else ():
         seconds = {name: typical(getattr(part, f"{kind}_s"), best)
                    for name, part in {"whole": subject, **subject.parts}.items()}
@@ -199,6 +220,17 @@ def phase_lines(row):
              "whole": 1e3 / row[f"{kind} tok/s"], **row[f"{kind} phases ms"]} for kind in ("decode", "prefill")]
 
 
+def layer_line(row):
+    return {"encoding": row["encoding"], "threads": row["threads"],
+            **{name: 1e3 * seconds for name, seconds in sorted(row["layers s"].items())}}
+
+
+def released_line(row, shape):
+    return {"encoding": row["encoding"], "threads": row["threads"],
+            **layers.released(row["layers s"], SHAPES[shape], RELEASED[shape], *pair_of(row["encoding"]))}
+
+
+RELEASED_COLUMNS = ("encoding", "threads", "layers", "s/token", "trunk GB/token", "experts GB/token")
 PHASE_COLUMNS = ("encoding", "threads", "chunk", "of", "whole", "kda", "mla", "dense", "shared experts",
                  "routed experts", "unembedding", "rest")
 COLUMNS = ("encoding", "level", "threads", "chunk", "decode tok/s", "prefill tok/s", "prefill/decode", "MB/token",

@@ -181,16 +181,24 @@ def make(folder, name, config, trunk, experts):
 
 
 def token_bytes(manifest):
-    """Weight bytes that a token touches: the trunk but for the embedding's other rows, top_k experts a layer."""
-    config = manifest.config
-    total = 0
-    for entry in manifest.text_entries():
-        share = 1 / entry.rows if entry.name.endswith("embed_tokens.weight") else 1
-        total += (entry.payload_bytes + entry.scale_bytes) * share
-    if manifest.experts is not None:
-        layout = manifest.experts.layout(config)
-        total += len(config.moe_layers) * config.top_k * (layout.end - struct.calcsize("<48x"))
-    return total
+    """Weight bytes that a token touches."""
+    return sum(bytes_of_a_token(manifest.config, manifest.text_entries(), manifest.experts))
+
+
+def bytes_of_a_token(config, entries, form):
+    """(the trunk but for the embedding's other rows, top_k experts of every layer)"""
+    trunk = sum((entry.payload_bytes + entry.scale_bytes)
+                * (1 / entry.rows if entry.name.endswith("embed_tokens.weight") else 1) for entry in entries)
+    if form is None:
+        return trunk, 0
+    layout = form.layout(config)
+    return trunk, len(config.moe_layers) * config.top_k * (layout.end - struct.calcsize("<48x"))
+
+
+def released_bytes(config, trunk, experts):
+    """The same of a model that is not there, from its config."""
+    model = RandomModel(config, trunk, experts)
+    return bytes_of_a_token(model.config, model.entries(), model.form)
 
 
 def token_weights(config):

@@ -28,4 +28,16 @@ K3 = {
     "linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 96, "head_dim": 128,
                            "short_conv_kernel_size": 4, "use_full_rank_gate": True, "gate_lower_bound": -5.0},
 }
-SHAPES = {"kimi": KIMI, "k3": {**K3, "attn_res_block_size": 4}, "tiny": TINY}
+SHAPES = {"kimi": KIMI, "k3": {**K3, "attn_res_block_size": 2}, "tiny": TINY}
+
+
+def released(config, layers, full, **changes):
+    """All layers of a release; `full` are those with MLA, counted from 1."""
+    linear = {**config["linear_attn_config"], "full_attn_layers": full,
+              "kda_layers": [n for n in range(1, layers + 1) if n not in full]}
+    return {**config, "num_hidden_layers": layers, "vocab_size": 163840, "linear_attn_config": linear, **changes}
+
+
+# What the figures of a shape are extrapolated to.
+RELEASED = {"kimi": released(KIMI, 27, [4, 8, 12, 16, 20, 24, 27], num_experts=256),
+            "k3": released(K3, 93, [*range(4, 93, 4), 93], num_experts=896)}

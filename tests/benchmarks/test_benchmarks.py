@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from benchmarks import blocks, limits, matrices, native, phases, random_model, timing
+from benchmarks import blocks, layers, limits, matrices, native, phases, random_model, timing
 from benchmarks.__main__ import main
-from benchmarks.shapes import KIMI, SHAPES, TINY
+from benchmarks.shapes import KIMI, RELEASED, SHAPES, TINY
 from warp_embed import Model, _kernels
 from warp_embed.convert.verify import verify
 from warp_embed.runtime.manifest import Manifest
@@ -154,6 +154,25 @@ def test_phases_are_found_from_differences():
                 "rest": 0.25}
     assert found == pytest.approx(expected)
     assert sum(found.values()) == pytest.approx(times["whole"])
+
+
+@needs_compiler
+def test_layers_of_a_token_are_timed_by_kind(report, tmp_path, capsys):
+    row, = report("model", "q4", "--shape", "tiny", "--prompt", "12", "--decode", "2", "--rounds", "1", "--threads",
+                  "1", "--memory", "1", "--folder", str(tmp_path), "--layers")["rows"]
+    assert set(row["layers s"]) == {"KDA + dense", "KDA + experts", "MLA + experts", "logits"}
+    assert all(seconds > 0 for seconds in row["layers s"].values())
+    assert "KDA + experts" in capsys.readouterr().out
+
+
+def test_layers_are_extrapolated_to_those_of_a_release():
+    seconds = {"KDA + dense": 5.0, "KDA + experts": 1.0, "MLA + experts": 2.0, "logits": 0.1}
+    found = layers.released(seconds, SHAPES["kimi"], RELEASED["kimi"], "q4", "q4")
+    assert found["layers"] == 27 and found["s/token"] == pytest.approx(5 + 19 + 2 * 7 + 0.5)
+    found = layers.released(seconds, SHAPES["k3"], RELEASED["k3"], "q4", "vq3")
+    assert found["layers"] == 93 and found["s/token"] == pytest.approx(5 + 68 + 2 * 24 + 0.5)
+    assert 1472 * 12_400_000 < found["experts GB/token"] * 1e9 < 1472 * 12_406_784
+    assert 25 < found["trunk GB/token"] < 40
 
 
 @pytest.mark.parametrize("trunk, experts", [("q4", "q4"), ("q8", "q8"), ("q4", "vq3"), ("q4", "vq2"), ("q4", "vq4p"),
