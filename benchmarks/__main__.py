@@ -2,13 +2,13 @@
 import argparse
 import sys
 
-from benchmarks import host, kernels, model
+from benchmarks import host, k3, kernels, model
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure warp_embed on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in (kernels, model, host):
+    for module in (kernels, model, host, k3):
         module.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:
