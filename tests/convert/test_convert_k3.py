@@ -1,4 +1,6 @@
 """Kimi-K3 as it is released: the nested config, the prefix, experts in MXFP4 with every byte they may hold."""
+import json
+
 import numpy as np
 import pytest
 from k3_checkpoints import OUTER, PREFIX, k3_config, k3_tensors, manifest_of, write_k3
@@ -183,3 +185,18 @@ def test_automatic_choice(tmp_path, monkeypatch, quick_fit):
     monkeypatch.setattr("warp_embed.convert.plan.RESIDENT_BYTES", 0)
     report = convert(tmp_path / "src", tmp_path / "dst")
     assert report.experts == "vq3" and "mxfp4" in report.experts_reason
+
+
+def test_chat_turns_for_readers_that_know_nothing_else(tmp_path):
+    write_k3(tmp_path / "src")
+    markers = ["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"]
+    (tmp_path / "src" / "tiktoken.model").write_bytes(b"IQ== 0\n")
+    (tmp_path / "src" / "tokenizer_config.json").write_text(json.dumps(
+        {"added_tokens_decoder": {str(50 + i): {"content": text} for i, text in enumerate(markers)}}))
+    convert(tmp_path / "src", tmp_path / "dst")
+    chat = json.loads((tmp_path / "dst" / "chat.json").read_text())
+    assert chat["user"] == ['<|open|>message role="user"<|sep|>', "<|close|>message<|sep|><|end_of_msg|>"]
+    assert chat["system"] == [chat["user"][0].replace("user", "system"), chat["user"][1]]
+    assert chat["open"] == chat["assistant"][0] == (
+        '<|open|>message role="assistant"<|sep|><|open|>response<|sep|>')
+    assert chat["assistant"][1] == "<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>" and len(chat) == 4

@@ -358,5 +358,7 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], *, trunk: 
 def _tokenizer(source: Source) -> tokenizer_files.TokenizerFiles:
     if isinstance(source, Container):
         return tokenizer_files.copy_from_container(source.directory)
-    is_kimi_linear = source.config.get("model_type") == "kimi_linear" and not is_kimi_k3(source.config)
-    return tokenizer_files.make_from_checkpoint(source.directory, is_kimi_linear)
+    chat = None
+    if source.config.get("model_type") == "kimi_linear":        # of the text model, also of K3's
+        chat = tokenizer_files.KIMI_K3_CHAT if is_kimi_k3(source.config) else tokenizer_files.KIMI_LINEAR_CHAT
+    return tokenizer_files.make_from_checkpoint(source.directory, chat)

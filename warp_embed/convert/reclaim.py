@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warp_embed.convert.writer import json_bytes, sync_directory, write_file
-from warp_embed.errors import FormatError
+from warp_embed.errors import FormatError, RecordError
 from warp_embed.runtime.fields import Fields, load_object
 
 if TYPE_CHECKING:
@@ -173,12 +173,17 @@ def check_trunk(path: Path, entries: Iterable[TrunkEntry], sums: Mapping[str, Se
             for data in read_back(path, offset, nbytes):
                 crc = zlib.crc32(data, crc)
             if crc != wanted:
-                raise FormatError(f"{path}: tensor {entry.name} is not what was written; nothing was deleted",
-                                  file=str(path), field=entry.name)
+                raise FormatError(f"{path}: tensor {entry.name} is not what was written; nothing was deleted. Delete "
+                                  "this file and convert again", file=str(path), field=entry.name)
 
 
 def check_bank(path: Path, layout: RecordLayout, layer: int, n_experts: int, base: int) -> None:
-    """RecordError if a record on the disk is damaged."""
+    """FormatError if a record on the disk is damaged."""
     for number in range(n_experts):
         record = b"".join(read_back(path, number * layout.record_bytes, layout.record_bytes))
-        layout.check(record, layer, number, base)
+        try:
+            layout.check(record, layer, number, base)
+        except RecordError as error:
+            raise FormatError(f"{path}: expert {number} is not what was written ({error.field} differs); nothing was "
+                              "deleted. Delete this file and convert again", file=str(path), layer=layer,
+                              expert=number) from None

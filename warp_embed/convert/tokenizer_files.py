@@ -20,6 +20,15 @@ KIMI_LINEAR_CHAT = {
     "assistant": ["<|im_assistant|>assistant<|im_middle|>", "<|im_end|>"],
     "open": "<|im_assistant|>assistant<|im_middle|>",
 }
+_K3_ANSWER = '<|open|>message role="assistant"<|sep|><|open|>response<|sep|>'
+# The turns of K3's XTML that need neither thinking nor tools, for readers that know only this file.
+KIMI_K3_CHAT = {
+    "system": ['<|open|>message role="system"<|sep|>', "<|close|>message<|sep|><|end_of_msg|>"],
+    "user": ['<|open|>message role="user"<|sep|>', "<|close|>message<|sep|><|end_of_msg|>"],
+    "assistant": [_K3_ANSWER, "<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>"],
+    "open": _K3_ANSWER,
+}
+Chat = dict[str, Any]
 
 
 @dataclass
@@ -39,8 +48,8 @@ def copy_from_container(directory: Path) -> TokenizerFiles:
     return found
 
 
-def make_from_checkpoint(directory: Path, kimi_linear: bool) -> TokenizerFiles:
-    """`kimi_linear`: the model's chat format is Kimi-Linear's, if the tokenizer has its markers."""
+def make_from_checkpoint(directory: Path, chat: Chat | None) -> TokenizerFiles:
+    """`chat`: the model's chat.json, if the tokenizer has its markers."""
     found = TokenizerFiles()
     _copy_ranks(directory, found)
     if (directory / "chat_template.jinja").is_file():
@@ -49,8 +58,8 @@ def make_from_checkpoint(directory: Path, kimi_linear: bool) -> TokenizerFiles:
     specials = _specials(load_object(str(config), FILE_CAP)[0], config) if config.is_file() else []
     if specials:
         found.files["specials.json"] = _specials_bytes(specials)
-        if kimi_linear and "tokenizer.model" in found.files:
-            _add_chat(specials, found)
+        if chat is not None and "tokenizer.model" in found.files:
+            _add_chat(chat, specials, found)
     elif "tokenizer.model" in found.files:
         found.warnings.append("tokenizer_config.json has no added_tokens_decoder: the model's special tokens are "
                               "unknown, chat will not work and generation may not stop")
@@ -113,8 +122,8 @@ def _specials_bytes(specials: list[tuple[int, str]]) -> bytes:
     return f"[\n{lines}\n]\n".encode()
 
 
-def _add_chat(specials: list[tuple[int, str]], found: TokenizerFiles) -> None:
-    document = json.dumps(KIMI_LINEAR_CHAT, indent=1, ensure_ascii=False)
+def _add_chat(chat: Chat, specials: list[tuple[int, str]], found: TokenizerFiles) -> None:
+    document = json.dumps(chat, indent=1, ensure_ascii=False)
     lacking = sorted(set(MARKER.findall(document)) - {text for _, text in specials})
     if lacking:
         found.warnings.append(f"no chat.json: the tokenizer has no special token {lacking[0]}")
