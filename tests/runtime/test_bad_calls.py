@@ -20,9 +20,10 @@ from warp_embed import Chat, MemoryPlan, Model, Sampling, Session, WarpError
 from warp_embed.runtime.tokenizer import StopFilter, TextStream, Tokenizer
 
 PROMPT = [7, 65, 300, 9]
-BAD = [None, True, -1, 0, "24XB", 1 << 31, 1 << 70, -(1 << 70), 0.5, -0.5, math.nan, math.inf,
-       -math.inf, "", "x", "\ud800", "\0", "x" * 5000, b"x", [], [1.5], ["a"], [None], [-1], [1 << 70], [[1]], [1] * 5000, {}, {"a": 1}, {1: 2}, (),
-       object(), lambda *a: 1 / 0, np.float32("nan"), np.array([1.0]), np.array(3), np.zeros((0,)), {"role": 3}]
+BAD = [None, True, -1, 0, "24XB", 1 << 31, 1 << 70, -(1 << 70), 0.5, -0.5, math.nan, math.inf, -math.inf, "", "x",
+       "\ud800", "\0", "x" * 5000, b"x", [], [1.5], ["a"], [None], [-1], [1 << 70], [[1]], [1] * 5000, {}, {"a": 1},
+       {1: 2}, (), object(), lambda *a: 1 / 0, np.float32("nan"), np.array([1.0]), np.array(3), np.zeros((0,)),
+       {"role": 3}]
 DOCUMENTED = (WarpError, TypeError, ValueError, IndexError, OSError, ImportError, MemoryError, ZeroDivisionError)
 NO_CALLS = {"__init__", "from_session", "restore", "open"}      # see CALLS; constructors have their own lines
 
