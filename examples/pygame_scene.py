@@ -34,46 +34,24 @@ class Speaker:
     """A conversation that is worked on a few milliseconds at a time."""
 
     def __init__(self, model):
-        self.session = model.session()
-        markup = model.tokenizer.encode_markup          # markers become control tokens; what users type never does
-        self._encode = model.tokenizer.encode
-        self._user, self._reply = (markup(f"<|im_{role}|>{role}<|im_middle|>") for role in ("user", "assistant"))
-        self._end, = markup("<|im_end|>")
-        self._unread = deque()                          # tokens of the question that the model has not read yet
-        self.busy = False
-
-    @property
-    def reading(self):
-        return self.busy and bool(self._unread)
+        self.chat = model.chat()
+        self.busy = self.reading = False
 
     def ask(self, text):
-        self.stop()
-        self._unread.extend([*self._user, *self._encode(text), self._end, *self._reply])
-        if self.session.position + len(self._unread) + 64 > self.session.context:
-            self.session.rewind(0)                      # it is an owl: it forgets
-        self.busy = True
+        self.chat.ask(text, max_tokens=64, budget_s=BUDGET_S, overflow="drop_oldest")   # it is an owl: it forgets
+        self.busy = self.reading = True
 
     def stop(self):
-        """Leave the rest unsaid; the session is as it was after the last whole token."""
-        if self.busy:
-            self.session.cancel()
-            self._unread.append(self._end)              # read before the next question
-        self.busy = False
+        """Leave the rest unsaid."""
+        self.chat.cancel()
+        self.busy = self.reading = False
 
-    def work(self, budget_s):
-        """Read or say something for so many seconds; gives the text that was said."""
-        end, said = time.perf_counter() + budget_s, ""
-        while self.busy and (left := end - time.perf_counter()) > 0:
-            token = self.session.step(token=self._unread[0] if self._unread else None, budget_s=left)
-            if token is None:                           # the time is up in the middle of a token
-                break
-            if self._unread:
-                self._unread.popleft()
-            elif token.id == self._end or self.session.position == self.session.context:
-                self.busy = False
-            else:
-                said += token.text
-        return said
+    def work(self):
+        """Read or say something for a few milliseconds; gives the text that was said."""
+        text = self.chat.poll() if self.busy else None
+        self.busy = text is not None
+        self.reading = self.reading and text == ""
+        return text or ""
 
 
 def backdrop():
@@ -180,7 +158,7 @@ class Scene:
     def update(self, dt):
         """Everything moves on by dt seconds; gives the seconds that the model took of it."""
         start = time.perf_counter()
-        self.said += self.speaker.work(BUDGET_S)
+        self.said += self.speaker.work()
         spent = time.perf_counter() - start
         self.t += dt
         self.shown = min(len(self.said), self.shown + dt * LETTERS_PER_S)

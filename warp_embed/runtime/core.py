@@ -1,7 +1,6 @@
 """What a session does under its public methods: locks, passes, checkpoints."""
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import secrets
@@ -234,10 +233,10 @@ class SessionCore:
                            so_far.bytes_read + after[2] - before[2], so_far.total_ms + spent * 1e3,
                            so_far.io_ms + (after[3] - before[3]) * 1e3)
         if not done:
-            self._pending, self._logits = dataclasses.replace(token, stats=stats), logits
+            self._pending, self._logits = Token(token.id, "", token.logprob, stats, None, token.top_logprobs), logits
             return None
         self._logits = row[0]
-        return dataclasses.replace(token, text=self._text(token.id), stats=stats)
+        return Token(token.id, self._text(token.id), token.logprob, stats, None, token.top_logprobs)
 
     def _current_logits(self, turn: Turn | TurnUnless | None = None) -> np.ndarray:
         if self._logits is None:        # something stopped behind a pass, or the session was restored

@@ -125,9 +125,10 @@ def decode(session: SessionCore, how: Decoding) -> Iterator[Token | None]:
         if reason is not None:
             rest = session._stream.flush() if session._stream is not None else ""
             text += how.text_filter.push(rest) + how.text_filter.flush()
-        yield dataclasses.replace(token, text=text, finish_reason=reason)
         if reason is not None:
+            yield dataclasses.replace(token, text=text, finish_reason=reason)
             return
+        yield token if text == token.text else dataclasses.replace(token, text=text)
 
 
 def _one(session: SessionCore, state: State, how: Decoding) -> tuple[Token | None, FinishReason | None]:

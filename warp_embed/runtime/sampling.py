@@ -1,6 +1,7 @@
 """Choosing a token from logits."""
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -105,7 +106,7 @@ def choose(logits: Floats, sampling: Sampling, seed: int, position: int,
     changed = _adjust(logits, sampling, tokens)
     if allowed is not None:
         changed = np.where(allowed, changed, -np.inf)
-    token = int(np.argmax(changed))                     # the lowest of equals
+    token = int(changed.argmax())                       # the lowest of equals
     if changed[token] == -math.inf:
         raise ValueError("logit_bias forbids every token" + ("" if allowed is None else " that the grammar allows"))
     if sampling.temperature > 0.0 and sampling.top_k != 1 and changed[token] < math.inf:
@@ -203,6 +204,7 @@ def _log_sum_exp(logits: Floats) -> float:
     return top + math.log(np.exp(logits.astype(np.float64) - top).sum())
 
 
+@functools.cache
 def _kernel() -> Any:
     try:
         from warp_embed import _kernels
