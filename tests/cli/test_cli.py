@@ -162,7 +162,7 @@ def test_chat_restores_a_bare_session(cli, container, monkeypatch, tmp_path):
 
 def test_ctrl_c_on_a_terminal_ends_the_reply_only(cli, container, monkeypatch):
     def interrupted(self, text, **options):
-        yield "so far"
+        yield warp_embed.Content("so far")
         raise KeyboardInterrupt
 
     class Keyboard(io.StringIO):
@@ -171,7 +171,7 @@ def test_ctrl_c_on_a_terminal_ends_the_reply_only(cli, container, monkeypatch):
     lines = iter(["Hello", "the", "/quit"])
     monkeypatch.setattr(sys, "stdin", Keyboard())
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    monkeypatch.setattr(warp_embed.Chat, "ask", interrupted)
+    monkeypatch.setattr(warp_embed.Chat, "events", interrupted)
     assert cli("chat", container, *SHORT) == (0, "so far\nso far\n", "")
     feed(monkeypatch, "Hello", "the")                   # from a pipe it ends the program
     assert cli("chat", container, *SHORT)[0] == 130
@@ -284,3 +284,22 @@ def test_without_tqdm_there_is_no_bar(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", None)
     with common.progress("x") as on_progress:
         assert on_progress is None
+
+
+def test_what_a_model_thinks_is_dim_on_a_terminal_and_nowhere_else(cli, container, monkeypatch, capsys):
+    def thinks(self, text, *, effort, **options):
+        yield from (warp_embed.Reasoning(f"so {effort} \x1b[31m"), warp_embed.Content("yes"), warp_embed.Content("!"))
+
+    monkeypatch.setattr(warp_embed.Chat, "events", thinks)
+    feed(monkeypatch, "Hello")
+    assert cli("chat", container, *SHORT, "--effort", "low") == (0, "yes!\n", "")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    feed(monkeypatch, "Hello")
+    shown = cli("chat", container, *SHORT, "--effort", "low")[1]
+    assert shown == "\x1b[2mso low \ufffd[31m\x1b[0m\n\nyes!\n"
+
+
+def test_effort_is_refused_by_a_model_that_does_not_think(cli, container, monkeypatch):
+    feed(monkeypatch, "Hello")
+    code, out, err = cli("chat", container, *SHORT, "--effort", "low")
+    assert out == "" and "no effort" in err

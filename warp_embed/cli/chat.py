@@ -1,6 +1,7 @@
 """Talk to a model.
 
-Lines from the terminal, or from stdin, are questions; Ctrl-C ends a reply. Lines that are commands:
+Lines from the terminal, or from stdin, are questions; Ctrl-C ends a reply. What a model thinks is shown on a terminal
+only. Lines that are commands:
   /retry         answer the last question once more
   /edit N TEXT   ask TEXT in place of question N (1 is the first); what followed is forgotten
   /save FILE     write the conversation to a file
@@ -24,6 +25,7 @@ from warp_embed.cli.common import (
     spent,
 )
 from warp_embed.errors import StateError, WarpError
+from warp_embed.runtime.events import Content, Event, Reasoning
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    parser.add_argument("--effort", choices=("low", "high", "max", "off"), help="how much to think, if it can")
     add_sampling_options(parser)
     add_memory_options(parser)
 
@@ -53,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
                 elif command == "/restore":
                     chat = restore(model, chat, rest.strip())
                 else:
-                    answer(chat, reply(chat, line, max_tokens=args.max_tokens, sampling=choice, stop=args.stop), args)
+                    answer(chat, reply(chat, line, max_tokens=args.max_tokens, sampling=choice, stop=args.stop,
+                                       effort=args.effort), args)
             except BrokenPipeError:
                 raise
             except (WarpError, OSError, ValueError) as error:
@@ -81,26 +85,32 @@ def questions() -> Iterator[str]:
             yield line.strip()
 
 
-def reply(chat: Chat, line: str, **options: Unpack[AskOptions]) -> Iterator[str]:
+def reply(chat: Chat, line: str, **options: Unpack[AskOptions]) -> Iterator[Event | None]:
     """The answer that a line wants."""
     command, _, rest = line.partition(" ")
     if command == "/retry":
-        return chat.retry(**options)
+        return chat.events(retry=True, **options)
     if command == "/edit":
         number, _, text = rest.strip().partition(" ")
         asked = [i for i, message in enumerate(chat.messages) if message["role"] == "user"]
         if not number.isdecimal() or not 1 <= int(number) <= len(asked) or not text:
             raise ValueError(f"/edit needs the number of a question, 1 to {len(asked)}, and a text")
-        return chat.edit(asked[int(number) - 1], text, **options)
+        return chat.events(text, edit=asked[int(number) - 1], **options)
     if command.startswith("/") and command.isascii() and command[1:].isalpha():
         raise ValueError(f"no command {command}; there are /retry, /edit N TEXT, /save FILE, /restore FILE and /quit")
-    return chat.ask(line, **options)
+    return chat.events(line, **options)
 
 
-def answer(chat: Chat, pieces: Iterator[str], args: argparse.Namespace) -> None:
+def answer(chat: Chat, events: Iterator[Event | None], args: argparse.Namespace) -> None:
+    thinking = False
     try:
-        for piece in pieces:
-            show(piece)
+        for event in events:
+            if isinstance(event, Reasoning) and sys.stdout.isatty():
+                show(event.text, "2")
+                thinking = True
+            elif isinstance(event, Content):
+                show("\n\n" * thinking + event.text)
+                thinking = False
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise

@@ -104,9 +104,10 @@ def print_json(value: Any) -> None:
 _CONTROLS = {i: "\ufffd" for i in (*range(9), *range(11, 32), *range(127, 160))}
 
 
-def show(text: str) -> None:
-    """A piece of a model's text, which is still going on."""
-    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
+def show(text: str, code: str = "") -> None:
+    """A piece of a model's text, which is still going on; code: as for styled."""
+    text = text.translate(_CONTROLS) if sys.stdout.isatty() else text
+    sys.stdout.write(styled(text, code) if code else text)
     sys.stdout.flush()
 
 
