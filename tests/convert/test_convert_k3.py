@@ -8,7 +8,7 @@ from reference import read_v1
 
 from warp_embed.convert import convert, verify
 from warp_embed.convert.source import open_source
-from warp_embed.errors import FormatError, UnsupportedModel
+from warp_embed.errors import FormatError, UnsupportedModel, WarpError
 from warp_embed.runtime.manifest import Encoding, Manifest
 
 TOP = f"{PREFIX}model.layers.2.block_sparse_moe.experts.1."
@@ -73,6 +73,25 @@ def test_a_tensor_that_is_wrong_is_named(tmp_path, change, match):
     write_k3(tmp_path, tensors=tensors)
     with pytest.raises((FormatError, UnsupportedModel), match=match):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"])
+def test_documents_damaged_anywhere(tmp_path, file):
+    """Whatever happens to them: it opens, or one of our errors says why not."""
+    write_k3(tmp_path, shards=2)
+    path, rng, refused = tmp_path / file, np.random.default_rng(7), 0
+    whole = path.read_bytes()
+    length = 8 + int.from_bytes(whole[:8], "little") if file.endswith("2.safetensors") else len(whole)
+    for _ in range(80):
+        data = bytearray(whole)
+        for place in rng.integers(0, length, int(rng.integers(1, 4))):
+            data[place] = rng.choice(list(b'0129-.e"{}[],:nt\0\xff'))
+        path.write_bytes(data)
+        try:
+            open_source(tmp_path).close()
+        except (WarpError, FileNotFoundError):
+            refused += 1
+    assert refused > 25
 
 
 # ---- MXFP4 ----

@@ -109,6 +109,7 @@ def test_reclaim_on_the_command_line(tmp_path, capsys):
     assert main(["convert", "--reclaim", str(tmp_path / "src"), str(tmp_path / "dst")]) == 0
     shown = capsys.readouterr()
     assert "disk     both together" in shown.err and "deleted" in shown.out
+    assert shown.err.count("mm_projector, vision_tower) are left out") == 1
     assert not list((tmp_path / "src").glob("*.safetensors"))
 
 

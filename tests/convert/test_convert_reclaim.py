@@ -170,6 +170,22 @@ def test_a_damaged_ledger_is_refused(tmp_path, monkeypatch, src, damage):
     assert (tmp_path / "dst.partial" / "experts-L1.bin").exists()
 
 
+def test_a_damaged_copy_of_a_header_is_refused(tmp_path, monkeypatch, checkpoint, src):
+    interrupt(monkeypatch, src, tmp_path / "dst")
+    copy = tmp_path / "dst.partial" / "1.safetensors.header"
+    data = copy.read_bytes()
+    for bad in (data.replace(b"w1", b"w3", 1).replace(b"w3", b"w1", 1), data.replace(b"U8", b"I8", 1), data[:-9], b""):
+        copy.write_bytes(bad)
+        if bad != data:
+            with pytest.raises(FormatError):
+                convert(src, tmp_path / "dst", experts="q8")
+    copy.unlink()
+    with pytest.raises(FileNotFoundError, match="1.safetensors.header"):
+        convert(src, tmp_path / "dst", experts="q8")
+    (src / "1.safetensors").write_bytes((checkpoint / "1.safetensors").read_bytes())
+    convert(src, tmp_path / "dst", experts="q8")
+
+
 # ---- refusals before anything is deleted ----
 
 def refused(src, dst, match, error=ValueError, **options):

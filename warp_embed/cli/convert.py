@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from warp_embed.cli.common import add_json, print_json, progress
@@ -34,14 +35,18 @@ def run(args: argparse.Namespace) -> int:
     if args.plan_only:
         return plan_only(args, options)
 
+    said: list[str] = []
+
     def on_start(found: Estimate) -> None:
         print(describe(found, args.reclaim), file=sys.stderr)
+        if args.reclaim:                # now, not when the source is gone
+            warn(found.warnings)
+            said.extend(found.warnings)
 
     with progress("converting") as on_progress:
         report = convert(args.src, args.dst, reclaim=args.reclaim, on_start=on_start, on_progress=on_progress,
                          **options)
-    for warning in report.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+    warn([warning for warning in report.warnings if warning not in said])
     if args.json:
         print_json(vars(report))
         return 0
@@ -54,6 +59,11 @@ def run(args: argparse.Namespace) -> int:
     if report.reclaimed_bytes:
         print(f"deleted  {format_bytes(report.reclaimed_bytes)} of {args.src}; {report.path}/reclaim.json says what")
     return 0
+
+
+def warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def plan_only(args: argparse.Namespace, options: dict[str, Any]) -> int:

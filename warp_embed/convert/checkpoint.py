@@ -105,9 +105,15 @@ class Checkpoint(Source):
 
     def _open_shard(self, name: str) -> SafetensorsFile:
         path = self.directory / name
-        if name in self._ledger.deleted and not path.exists():
-            return SafetensorsFile(path, self._ledger.header_path(name), self._ledger.entries[name].nbytes)
-        return SafetensorsFile(path)
+        if name not in self._ledger.deleted or path.exists():
+            return SafetensorsFile(path)
+        entry, copy = self._ledger.entries[name], self._ledger.header_path(name)
+        file = SafetensorsFile(path, copy, entry.nbytes)
+        if not entry.describes(file.size, file.header()):
+            file.close()
+            raise FormatError(f"{copy} is not the header of the deleted {name}; download that file once more",
+                              file=str(copy))
+        return file
 
     def _identity(self, file: SafetensorsFile) -> Identity:
         """A shard that was deleted, or is back after that, is the one it was."""

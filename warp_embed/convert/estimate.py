@@ -35,6 +35,7 @@ class Estimate:
     needed_bytes, reclaim_needed_bytes : what has to be free at the start, without and with reclaim.
     free_bytes : what is.
     threads, seconds : time for what is left, on so many threads, measured on the first pieces; None: not measured.
+    warnings : what the container will lack of the source, and the like; with reclaim it is deleted with the rest.
     """
 
     source_bytes: int
@@ -49,6 +50,7 @@ class Estimate:
     free_bytes: int
     threads: int
     seconds: float | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def needed(shards: Iterable[Shard], plan: Plan, done: Iterable[int], reclaim: bool) -> int:
@@ -77,7 +79,8 @@ def estimate(source: Source, plan: Plan, done: set[int], kept: int, place: Path,
         source_bytes=size, container_bytes=plan.total_bytes, trunk_bytes=plan.trunk_bytes,
         expert_bytes=plan.expert_bytes, kept_bytes=kept, peak_bytes=size + kept + without,
         reclaim_peak_bytes=size + kept + reclaiming, needed_bytes=without, reclaim_needed_bytes=reclaiming,
-        free_bytes=free_bytes(place), threads=threads, seconds=seconds)
+        free_bytes=free_bytes(place), threads=threads, seconds=seconds,
+        warnings=tuple(source.warnings))
 
 
 def _existing(path: Path) -> Path:
