@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import warp_embed
-from warp_embed.runtime.chatformat import ChatFormat
 
 QUESTIONS = Path(__file__).resolve().parents[2] / "tests" / "data" / "demo_questions.json"
 
@@ -36,12 +35,11 @@ def answers(container: str) -> list[Answer]:
     """The model's greedy answers to all held-out questions, each in a conversation of its own."""
     out = []
     with warp_embed.Model.open(container, context=512) as model:
-        form = ChatFormat.of_model(model.path, model.tokenizer)
         for item in json.loads(QUESTIONS.read_text(encoding="utf-8")):
-            ids = [token for message in item["messages"]
-                   for token in form.turn(message["role"], model.tokenizer.encode(message["content"]))]
-            with model.session() as session:
-                text = "".join(token.text for token in session.generate(ids + form.open, max_tokens=64))
+            with model.chat() as chat:
+                for message in item["messages"]:
+                    chat.add(**message)
+                text = "".join(chat.ask(max_tokens=64))
             out.append(Answer(item["kind"], item["messages"][-1]["content"], item["answer"], text))
     return out
 

@@ -6,8 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from warp_embed.cli.common import add_json, add_model, print_json
+from warp_embed.errors import WarpError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from warp_embed.runtime.manifest import Manifest
 
 
@@ -31,7 +34,6 @@ def describe(manifest: Manifest) -> dict[str, Any]:
     """The facts about a container, as plain values."""
     from pathlib import Path
 
-    from warp_embed.runtime.chatformat import CHAT_FILE
     from warp_embed.runtime.tokenizer import RANK_FILES
     config, experts, folder = manifest.config, manifest.experts, Path(manifest.directory)
     trunk, counts = Counter[str](), Counter[str]()
@@ -51,9 +53,19 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "trunk": {name: {"tensors": counts[name], "bytes": trunk[name]} for name in sorted(trunk)},
         "expert_encoding": experts.encoding.name if experts else None,
         "expert_bytes": sum(bank.nbytes for bank in manifest.banks.values()),
-        "text": any((folder / name).is_file() for name in RANK_FILES), "chat": (folder / CHAT_FILE).is_file(),
+        "text": any((folder / name).is_file() for name in RANK_FILES), "chat": has_chat(folder, config.vocab),
     }
     return facts
+
+
+def has_chat(folder: Path, vocab: int) -> bool:
+    """Whether a chat format is known for the container."""
+    from warp_embed.runtime.chatformat import format_of
+    from warp_embed.runtime.tokenizer import Tokenizer
+    try:
+        return format_of(folder, Tokenizer(folder, vocab)) is not None
+    except (WarpError, OSError):
+        return False
 
 
 def lines(facts: dict[str, Any]) -> list[str]:
