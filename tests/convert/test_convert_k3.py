@@ -1,5 +1,6 @@
 """Kimi-K3 as it is released: the nested config, the prefix, experts in MXFP4 with every byte they may hold."""
 import json
+import zlib
 
 import numpy as np
 import pytest
@@ -177,6 +178,23 @@ def test_mxfp4_as_the_source_of_another_container(tmp_path):
         assert all(again[name] == direct[name] for name in direct if name.endswith(".bin"))
         for name in ("again", "direct"):
             (tmp_path / name).rename(tmp_path / f"{name}-{experts}")
+
+
+@pytest.mark.parametrize("experts", ["mxfp4", "q8"])
+def test_a_container_with_a_value_that_is_none(tmp_path, experts):
+    """A scale of 255 under a good checksum: verify finds it, and converting says where."""
+    write_k3(tmp_path / "src")
+    convert(tmp_path / "src", tmp_path / "c", experts="mxfp4")
+    reader, bank = read_v1.read(tmp_path / "c"), tmp_path / "c" / "experts-L2.bin"
+    data = bytearray(bank.read_bytes())
+    record = memoryview(data)[reader.record_bytes:2 * reader.record_bytes]
+    record[reader.scales["down"][0] + 5] = 255
+    record[36:40] = zlib.crc32(record[48:reader.end]).to_bytes(4, "little")
+    bank.write_bytes(data)
+    report = verify(tmp_path / "c")
+    assert report.n_problems == 1 and "layer 2 expert 1 down" in report.problems[0]
+    with pytest.raises(FormatError, match="layer 2 expert 1 down"):
+        convert(tmp_path / "c", tmp_path / "dst", experts=experts)
 
 
 def test_mxfp4_is_kept_not_made(tmp_path):

@@ -146,6 +146,30 @@ def test_other_options_may_not_throw_away_what_is_left(tmp_path, monkeypatch, ch
     assert left == whole(tmp_path, checkpoint, experts="q8")
 
 
+def test_reclaim_may_begin_later(tmp_path, checkpoint, src):
+    """Continued with it, a conversion also deletes the shards of what was finished without, after reading that back."""
+    def stop(phase, done, total):
+        if (tmp_path / "dst.partial" / "experts-L2.bin").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(src, tmp_path / "dst", experts="q8", threads=1, on_progress=stop)
+    assert shards(src) == shards(checkpoint)
+    bank = tmp_path / "dst.partial" / "experts-L1.bin"
+    data = bytearray(bank.read_bytes())
+    data[100] ^= 1                              # its headers are right
+    bank.write_bytes(data)
+    with pytest.raises(FormatError, match="experts-L1.bin.* Delete this file and convert again"):
+        convert(src, tmp_path / "dst", experts="q8", reclaim=True)
+    assert {name for name in shards(checkpoint) if name[0] in "123"} <= shards(src)
+    bank.unlink()
+    report = convert(src, tmp_path / "dst", experts="q8", reclaim=True)
+    assert report.kept_bytes > 0 and not shards(src)
+    left = contents(tmp_path / "dst")
+    left.pop("reclaim.json")
+    assert left == whole(tmp_path, checkpoint, experts="q8")
+
+
 @pytest.mark.parametrize("part", ["trunk.bin", "experts-L1.bin"])
 def test_a_part_that_was_lost_needs_its_shard_again(tmp_path, monkeypatch, checkpoint, src, part):
     interrupt(monkeypatch, src, tmp_path / "dst")

@@ -2,10 +2,12 @@
 import json
 import shutil
 import sys
+import zlib
 
 import numpy as np
 import pytest
 from checkpoints import random_tensors, small_config, to_bf16, write_checkpoint
+from reference import read_v1
 
 from warp_embed.convert import convert, verify
 from warp_embed.errors import FormatError
@@ -78,7 +80,6 @@ def test_errors_by_kind(tmp_path, checkpoint):
     assert kinds["self_attn.A_log"].max_error == 0
     experts = kinds["block_sparse_moe.experts.up"]
     assert experts.count == 8 and experts.encoding == "Q8G" and 0 < experts.relative_rms < 0.01
-    from reference import read_v1
     reader, (_, values) = read_v1.read(tmp_path / "q"), random_tensors(CONFIG)
     error, size, largest = 0.0, 0.0, 0.0
     for layer in (1, 2):
@@ -158,3 +159,18 @@ def test_progress_reaches_the_end(tmp_path, checkpoint):
     convert(checkpoint, tmp_path / "q")
     verify(tmp_path / "q", on_progress=lambda *a: calls.append(a))
     assert calls[-1][1] == calls[-1][2] and {phase for phase, _, _ in calls} == {"trunk", "experts"}
+
+
+@pytest.mark.parametrize("experts, place", [("f32", "payload"), ("bf16", "payload"), ("q8", "scales"), ("q4", "scales")])
+def test_a_number_in_a_record_that_is_none(tmp_path, checkpoint, experts, place):
+    """Under a good checksum."""
+    convert(checkpoint, tmp_path / "q", experts=experts)
+    reader, bank = read_v1.read(tmp_path / "q"), tmp_path / "q" / "experts-L1.bin"
+    data = bytearray(bank.read_bytes())
+    record = memoryview(data)[2 * reader.record_bytes:3 * reader.record_bytes]
+    at = getattr(reader, place)["up"][0] + 8
+    record[at:at + 4] = b"\xff\xff\xff\xff"
+    record[36:40] = zlib.crc32(record[48:reader.end]).to_bytes(4, "little")
+    bank.write_bytes(data)
+    report = verify(tmp_path / "q")
+    assert report.n_problems == 1 and "layer 1 expert 2" in report.problems[0]

@@ -8,7 +8,7 @@ import numpy as np
 from warp_embed._kernels import Matrix
 from warp_embed._store import File
 from warp_embed.convert import mxfp4
-from warp_embed.convert.encode import F16_INFINITY
+from warp_embed.convert.encode import F16_INFINITY, row_blocks
 from warp_embed.convert.safetensors import to_f32
 from warp_embed.convert.source import (
     MATRICES,
@@ -21,6 +21,7 @@ from warp_embed.convert.source import (
     finite,
     identity_of,
 )
+from warp_embed.errors import FormatError
 from warp_embed.runtime.manifest import Encoding, Manifest
 
 
@@ -99,8 +100,8 @@ class ContainerExpert(Expert):
     def __init__(self, source: Container, layer: int, expert: int) -> None:
         layout, form, all_books = source.layout, source.manifest.experts, source.books
         assert layout is not None and form is not None
-        self._layer, self._expert, self._where = layer, expert, f"layer {layer} expert {expert} "
-        self._rows = layout.rows
+        self._layer, self._expert, self._where = layer, expert, f"layer {layer} expert {expert}"
+        self._encoding, self._rows, self._cols = form.encoding, layout.rows, layout.cols
         base = source.manifest.banks[layer].codebook_base
         record = source.record(layer, expert)
         layout.check(record, layer, expert, base)
@@ -122,13 +123,22 @@ class ContainerExpert(Expert):
                                          vec_dim=form.vec_dim, stages=form.stages))
 
     def rows(self, matrix: int, row0: int, row1: int) -> np.ndarray:
-        return finite(self._matrices[matrix].decode(row0, row1), self._where + MATRICES[matrix], row0)
+        return finite(self._matrices[matrix].decode(row0, row1), f"{self._where} {MATRICES[matrix]}", row0)
 
     def packed(self, matrix: int) -> tuple[np.ndarray, np.ndarray]:
         codes, scales = (x[matrix].reshape(self._rows[matrix], -1) for x in (self._codes, self._scales))
         mxfp4.check_values(codes, scales, self._layer, self._expert, MATRICES[matrix])
         return codes, scales
 
-    def has_infinite_scales(self) -> bool:
-        """Of f16; the values of MXFP4 are looked at as they are decoded."""
-        return any(scales.itemsize == 2 and ((scales & F16_INFINITY) == F16_INFINITY).any() for scales in self._scales)
+    def check_values(self) -> None:
+        """FormatError if a number that the record stores is none, or stands for one beyond f32."""
+        if self._encoding == Encoding.MXFP4:
+            for m in range(len(MATRICES)):
+                self.packed(m)
+        elif self._scales:
+            if any(((scales & F16_INFINITY) == F16_INFINITY).any() for scales in self._scales):
+                raise FormatError(f"{self._where}: a scale is not finite", layer=self._layer, expert=self._expert)
+        else:
+            for m, (rows, cols) in enumerate(zip(self._rows, self._cols, strict=True)):
+                for row0, row1 in row_blocks(rows, cols):
+                    self.rows(m, row0, row1)

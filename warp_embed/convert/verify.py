@@ -166,8 +166,7 @@ class Check:
         container = self.container
         try:
             expert = container.expert(layer, number)
-            if expert.has_infinite_scales():
-                return f"layer {layer} expert {number}: a scale is not finite", None
+            expert.check_values()
             if self.source is None:
                 return None, None
             source, differences = self.source.expert(layer, number), []
