@@ -161,7 +161,8 @@ def test_progress_reaches_the_end(tmp_path, checkpoint):
     assert calls[-1][1] == calls[-1][2] and {phase for phase, _, _ in calls} == {"trunk", "experts"}
 
 
-@pytest.mark.parametrize("experts, place", [("f32", "payload"), ("bf16", "payload"), ("q8", "scales"), ("q4", "scales")])
+@pytest.mark.parametrize("experts, place", [("f32", "payload"), ("bf16", "payload"), ("q8", "scales"),
+                                            ("q4", "scales")])
 def test_a_number_in_a_record_that_is_none(tmp_path, checkpoint, experts, place):
     """Under a good checksum."""
     convert(checkpoint, tmp_path / "q", experts=experts)
