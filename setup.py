@@ -92,6 +92,8 @@ def extensions():
         extension("warp_embed._store", "warp_embed/csrc/load.c", *reading),
         extension("warp_embed._experts", "warp_embed/csrc/cache.c", "warp_embed/csrc/cache_slots.c",
                   "warp_embed/csrc/cache_reader.c", *reading),
+        extension("warp_embed._governor", "warp_embed/csrc/governor.c",
+                  "warp_embed/csrc/platform_watch_posix.c", "warp_embed/csrc/platform_watch_win32.c"),
         *(extension(path[:-4].replace("/", ".")) for path in sorted(glob("warp_embed/engine/*.pyx"))),
     ]
 

@@ -31,7 +31,7 @@ LAYER_OF = [
     (r"warp_embed/csrc/(kernels/.*|cpu|pool|os_\w+)", "kernels"),
     (r"warp_embed/csrc/(record|load|cache|platform|governor)\w*", "store"),
     (r"warp_embed/_kernels", "kernels"),
-    (r"warp_embed/_(store|experts)", "store"),
+    (r"warp_embed/_(store|experts|governor)", "store"),
     (r"warp_embed/(errors|units|_version)", "base"),
     (r"warp_embed/(engine|runtime|convert|cli|integrations)(/.*)?", r"\1"),
     (r"warp_embed/__main__", "cli"),

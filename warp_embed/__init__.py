@@ -37,6 +37,7 @@ from warp_embed.runtime.chat import Chat
 from warp_embed.runtime.events import Content, Reasoning, ToolCall
 from warp_embed.runtime.model import Model
 from warp_embed.runtime.plan import MemoryPlan, plan
+from warp_embed.runtime.pressure import MemoryPressure
 from warp_embed.runtime.sampling import Sampling
 from warp_embed.runtime.session import Session
 from warp_embed.runtime.tokens import Token, TokenStats
@@ -47,10 +48,10 @@ except ImportError:                     # a checkout that was never built
     __version__ = "0.0.0"
 
 __all__ = [
-    "BudgetError", "Cancelled", "Chat", "Content", "ContextFull", "ForkedError", "FormatError", "MemoryPlan", "Model",
-    "NumericError", "Reasoning", "RecordError", "Sampling", "Session", "SessionBusy", "SessionClosed", "StateError",
-    "Token", "TokenStats", "ToolCall", "ToolCallError", "UnsupportedModel", "WarpError", "__version__", "demo_path",
-    "get_include", "plan",
+    "BudgetError", "Cancelled", "Chat", "Content", "ContextFull", "ForkedError", "FormatError", "MemoryPlan",
+    "MemoryPressure", "Model", "NumericError", "Reasoning", "RecordError", "Sampling", "Session", "SessionBusy",
+    "SessionClosed", "StateError", "Token", "TokenStats", "ToolCall", "ToolCallError", "UnsupportedModel", "WarpError",
+    "__version__", "demo_path", "get_include", "plan",
 ]
 
 _logging.getLogger("warp_embed").addHandler(_logging.NullHandler())     # a program that wants to see it adds its own

@@ -49,6 +49,7 @@ cdef extern from "warp_embed/cache.h" nogil:
     uint32_t we_cache_hint(we_cache *cache, uint32_t layer, const uint32_t *experts, uint32_t n)
     void we_cache_uses(we_cache *cache, uint16_t *uses)
     uint32_t we_cache_slots(we_cache *cache)
+    uint32_t we_cache_held(we_cache *cache)
     we_status we_cache_resize(we_cache *cache, uint32_t slots, we_fault *fault)
     we_cache_stats we_cache_get_stats(we_cache *cache)
     size_t we_cache_bytes(const we_record_layout *layout, uint32_t n_layers, uint32_t n_experts, uint32_t slots)
@@ -65,6 +66,9 @@ cdef struct we_store_api:           # the cache as other extensions call it: the
     void (*missing)(we_cache *cache, uint32_t layer, const uint32_t *experts, uint32_t n,
                     uint8_t *missing) noexcept nogil
     we_cache_stats (*stats)(we_cache *cache) noexcept nogil
+    uint32_t (*slots)(we_cache *cache) noexcept nogil
+    uint32_t (*held)(we_cache *cache) noexcept nogil
+    we_status (*resize)(we_cache *cache, uint32_t slots, we_fault *fault) noexcept nogil
     void (*views)(const we_record_layout *layout, const void *record, const float *const *books,
                   we_matrix *out) noexcept nogil
 

@@ -23,6 +23,7 @@ cdef double LOOK_PERIOD_S = 0.02    # while a read is waited for, signals are lo
 cdef we_store_api STORE
 STORE.demand, STORE.wait, STORE.release = we_cache_demand, we_cache_wait, we_cache_release
 STORE.guess, STORE.missing = we_cache_guess, we_cache_missing
+STORE.slots, STORE.held, STORE.resize = we_cache_slots, we_cache_held, we_cache_resize
 STORE.stats, STORE.views = we_cache_get_stats, we_record_views
 
 cdef const we_store_api *store_api() noexcept nogil:

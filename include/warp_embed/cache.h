@@ -80,6 +80,7 @@ void we_cache_uses(we_cache *cache, uint16_t *uses);
 
 /* Slots that the cache may have; more may be in use for a moment after it was made smaller. */
 uint32_t we_cache_slots(we_cache *cache);
+uint32_t we_cache_held(we_cache *cache);        /* slots that hold a record, or are about to */
 /* Change the number of slots. With fewer, the least used go first and their memory goes back at once; what is pinned
  * or in flight goes back when it is released. WE_E_MEMORY: more could not be reserved, and nothing has changed. */
 we_status we_cache_resize(we_cache *cache, uint32_t slots, we_fault *fault);

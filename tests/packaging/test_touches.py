@@ -1,6 +1,7 @@
 """A program with a model inside: no network, no process, no file but those it asked for, nothing printed."""
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,16 +33,22 @@ with open(sys.argv[2], "w") as file:
 
 def test_a_conversation_touches_only_what_it_was_given(tmp_path):
     home, out, state = tmp_path / "home", tmp_path / "out.json", tmp_path / "saved" / "chat.state"
+    run = tmp_path / "run"
     home.mkdir()
+    run.mkdir(mode=0o700)
     state.parent.mkdir()
     names = ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "TMPDIR", "LOCALAPPDATA")
-    env = {**os.environ, **dict.fromkeys(names, home), "PYTHONPATH": str(Path(warp_embed.__file__).parents[1])}
+    env = {**os.environ, **dict.fromkeys(names, home), "XDG_RUNTIME_DIR": str(run),
+           "PYTHONPATH": str(Path(warp_embed.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-B", "-c", PROGRAM, state, out], cwd=home, capture_output=True, timeout=120,
                           env=env)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     answer, seen = json.loads(out.read_text())
     assert "Paris" in answer
-    assert [event for event in seen if not event.startswith(("writes " + str(state.parent), f"writes {out}"))] == []
-    assert [path.name for path in state.parent.iterdir()] == ["chat.state"] and not list(home.iterdir())
+    assert [event for event in seen if not event.startswith(("writes " + str(state.parent), f"writes {out}"))
+            and not re.fullmatch(r"writes .*warp_embed\S*claim(s\.lock|-\d+-\d+\.json)", event)] == []
+    assert [path.name for path in state.parent.iterdir()] == ["chat.state"]
+    left = [path.name for folder in (home, run) for path in folder.rglob("*") if path.is_file()]
+    assert left == ["claims.lock"]          # automatic opens take turns with it; the claim itself is gone
     if os.name == "posix":
         assert state.stat().st_mode & 0o777 == 0o600

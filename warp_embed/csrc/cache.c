@@ -226,6 +226,14 @@ uint32_t we_cache_slots(we_cache *c)
     return slots;
 }
 
+uint32_t we_cache_held(we_cache *c)
+{
+    os_lock(&c->mutex);
+    const uint32_t held = c->n_active - c->n_empty;
+    os_unlock(&c->mutex);
+    return held;
+}
+
 we_cache_stats we_cache_get_stats(we_cache *c)
 {
     os_lock(&c->mutex);

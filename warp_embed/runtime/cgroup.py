@@ -35,6 +35,29 @@ def memory_limit(root: Path = Path("/")) -> tuple[int, int] | None:
     return (min(limits), min(headrooms)) if limits else None
 
 
+def memory_files(root: Path = Path("/")) -> list[tuple[list[str], str, str, int | None]]:
+    """Where `memory_limit` looks, for somebody who looks often: of each group the limits' files, those of usage and
+    statistics, and a limit of an ancestor that is not visible."""
+    found = []
+    for group in _groups(root, "memory"):
+        first = not (group / "memory.current").exists()             # version 1
+        names = ("memory.limit_in_bytes",) if first else ("memory.max", "memory.high")
+        limits = [str(group / name) for name in names if (group / name).exists()]
+        hidden = _table(group / "memory.stat").get("hierarchical_memory_limit", _HUGE)
+        if limits or hidden < _HUGE:
+            usage = "memory.usage_in_bytes" if first else "memory.current"
+            found.append((limits, str(group / usage), str(group / "memory.stat"), hidden if hidden < _HUGE else None))
+    return found
+
+
+def pressure_file(root: Path = Path("/")) -> str:
+    """Where the kernel says that somebody waits for memory: of the first group with a limit, else of the machine."""
+    for group in _groups(root, "memory"):
+        if (group / "memory.pressure").exists() and any(True for _ in _numbers(group / "memory.max")):
+            return str(group / "memory.pressure")
+    return str(root / "proc/pressure/memory")
+
+
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """The smallest number of processors that a group may use on average; None without a limit."""
     quotas = []
@@ -57,7 +80,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         if number == "0" and not names:
             bases = [mounts, mounts / "unified"]
         elif controller in names.split(","):
-            bases = [mounts / controller, mounts / names]
+            bases = list(dict.fromkeys((mounts / controller, mounts / names)))
         else:
             continue
         for base in bases:

@@ -40,10 +40,14 @@ def reserve(capacity: int) -> int:
     return min(RESERVE_MAX, capacity // RESERVE_SHARE)
 
 
-def automatic_budget(root: Path | None = None, claimed: int = 0) -> int:
-    """What memory="auto" stands for at this moment, in bytes. claimed: promised to others and not yet in use."""
+def automatic_budget(root: Path | None = None, claimed: int = 0, floor: int = 0) -> int:
+    """What memory="auto" stands for at this moment, in bytes.
+
+    claimed: what others planned and do not use yet. It never makes `floor` impossible: their caches give way.
+    """
     capacity, available = memory(root)
-    return max(0, min(available - claimed - reserve(capacity), capacity * 3 // 4))
+    budget = max(0, min(available - reserve(capacity), capacity * 3 // 4))
+    return max(min(budget, floor), min(budget, available - claimed - reserve(capacity)))
 
 
 def _address_space_limit() -> int | None:

@@ -19,7 +19,9 @@ from warp_embed.runtime.config import ModelConfig
 from warp_embed.runtime.machine import usable_cpus
 from warp_embed.runtime.manifest import Manifest
 from warp_embed.runtime.paths import AnyPath, find_model
-from warp_embed.runtime.plan import MemoryPlan, make_plan
+from warp_embed.runtime.plan import MemoryPlan, is_automatic, make_plan
+from warp_embed.runtime.pressure import CacheSize, MemoryPressure
+from warp_embed.runtime.reservation import Reservation
 from warp_embed.runtime.session import Session
 from warp_embed.units import format_bytes
 
@@ -51,14 +53,16 @@ class Model:
     def open(cls, name: AnyPath, *, memory: str | int = "auto", context: int = 8192,
              threads: int | Iterable[int] | None = None, kv: str = "f16", verify: bool = False,
              experts_per_token: int | None = None,
-             on_progress: Callable[[int, int], object] | None = None) -> Model:
+             on_progress: Callable[[int, int], object] | None = None,
+             on_memory_pressure: Callable[[MemoryPressure], object] | None = None) -> Model:
         """Open a container.
 
         Parameters
         ----------
         name : path, or the name of a model in the user's data directory
         memory : "auto", bytes, or text with a unit such as "24GB" or "24GiB"
-            Ceiling for everything that the engine allocates.
+            Ceiling for everything that the engine allocates. With "auto" the expert cache also follows the machine: it
+            gives memory back within a second when that runs short, and takes it again later.
         context : int
             Most tokens of a session, at least 1.
         threads : int or several int, optional
@@ -74,6 +78,9 @@ class Model:
         on_progress : callable(done_bytes, total_bytes), optional
             Called in this thread, several times a second while weights are read. An exception stops the loading and
             comes out of here at once.
+        on_memory_pressure : callable(MemoryPressure), optional
+            With memory="auto": called in a thread of the model's own when the machine runs short, after the cache gave
+            what it could. It may call any method of the model. What it raises goes to the log.
 
         Raises
         ------
@@ -86,8 +93,18 @@ class Model:
         cpus = None
         if isinstance(threads, Iterable) and not isinstance(threads, str):
             threads = len(cpus := usable_cpus(threads))
-        plan = make_plan(manifest, memory=memory, context=context, kv=kv, threads=threads)
-        return cls(manifest, plan, verify, on_progress, cpus)
+        if not is_automatic(memory):
+            plan = make_plan(manifest, memory=memory, context=context, kv=kv, threads=threads)
+            return cls(manifest, plan, verify, on_progress, cpus)
+        with Reservation() as reservation:
+            plan = make_plan(manifest, memory=memory, context=context, kv=kv, threads=threads,
+                             claimed=reservation.claimed)
+            reservation.claim(plan.total_bytes)
+        model = cls(manifest, plan, verify, on_progress, cpus)
+        model._reservation = reservation
+        if model._cache is not None:
+            model._cache.govern(on_memory_pressure)
+        return model
 
     def __init__(self, manifest: Manifest, plan: MemoryPlan, verify: bool,
                  on_progress: Callable[[int, int], object] | None, cpus: list[int] | None = None) -> None:
@@ -106,6 +123,8 @@ class Model:
         self._store = open_experts(manifest, plan.cache_slots, verify)
         if self._store is not None and not self._store.stats()["direct"]:
             log.info("%s: this file system has no direct reads; experts go through the page cache", self.path)
+        self._cache = None if self._store is None else CacheSize(self._store, self._min_slots, plan.n_records)
+        self._reservation: Reservation | None = None    # with memory="auto"
         self._engine: Engine | None = Engine(manifest.config, self._trunk, self._store, manifest.prefix,
                                              context=plan.context, chunk=plan.chunk, threads=plan.threads, kv=plan.kv,
                                              cpus=cpus)
@@ -179,21 +198,27 @@ class Model:
         return stats
 
     def resize_cache(self, nbytes: int) -> int:
-        """Let the expert cache use at most `nbytes`, though never less than its minimum; the bytes it has then."""
+        """Let the expert cache use at most `nbytes`, though never less than its minimum; the bytes it may have then.
+
+        Any thread, at any time. With fewer bytes what a pass is using goes back at its end. With memory="auto" the
+        cache still follows the machine, and `nbytes` is what it may grow to.
+        """
         self._check()
-        if self._store is None:
+        if self._cache is None:
             return 0
-        with self._lock:
-            self._check()
-            slots = max(0, nbytes - self._cache_bytes(0)) // self.plan.record_bytes
-            self._store.resize(max(self._min_slots, min(slots, self.plan.n_records)))
-            return self._cache_bytes()
+        self._set_cache(max(0, nbytes - self._cache_bytes(0)) // self.plan.record_bytes)
+        return self._cache_bytes()
 
     def trim(self) -> int:
-        """Give back what the expert cache can spare; the bytes freed. It fills again with use after resize_cache."""
+        """Give back what the expert cache can spare; the bytes freed. Any thread; what a pass uses follows at its end.
+
+        With memory="auto" the cache grows again when the machine has room, otherwise after resize_cache.
+        """
         self._check()
         before = self._cache_bytes()
-        return before - self.resize_cache(0) if before else 0
+        if self._cache is not None:
+            self._set_cache(self._cache.most, 0)
+        return before - self._cache_bytes()
 
     def close(self) -> None:
         """Close all sessions, stop the threads, free the memory. May be called from any thread, and again."""
@@ -204,6 +229,8 @@ class Model:
         if self._pid != os.getpid():
             engine.forget()
             return
+        if self._cache is not None:
+            self._cache.stop()
         sessions = [session for reference in self._sessions.valuerefs() if (session := reference()) is not None]
         for session in sessions:
             session.cancel()
@@ -216,6 +243,8 @@ class Model:
         for session in sessions:
             session.close()
         self._engine = self._trunk = None
+        if self._reservation is not None:
+            self._reservation.release()
 
     def __enter__(self) -> Model:
         return self
@@ -259,6 +288,14 @@ class Model:
         return ExpertStore.cache_bytes(self._manifest.experts.layout(self.config), self.config.n_layers,
                                        self.config.n_experts, self._store.slots if slots is None else slots)
 
+    def _set_cache(self, most: int, size: int | None = None) -> None:
+        assert self._cache is not None
+        try:
+            self._cache.set(most, size)
+        except ValueError:                      # closed at this moment
+            self._check()
+            raise
+
     @property
     def _min_slots(self) -> int:
         return min(self.config.top_k, self.plan.n_records)
@@ -267,19 +304,19 @@ class Model:
         """Have another session's bytes within the limit; what the cache gave, in bytes. The lock is held."""
         if not self._sessions:
             return 0
-        needed = self.memory()["total"] + self.plan.session_bytes
+        most = 0 if self._cache is None else self._cache.most
+        needed = self.memory()["total"] - self._cache_bytes() + self._cache_bytes(most) + self.plan.session_bytes
         lacking = needed - self.plan.limit_bytes
         if lacking <= 0:
             return 0
-        have = 0 if self._store is None else self._store.slots
-        spare = max(0, have - self._min_slots)
+        spare = max(0, most - self._min_slots)
         slots = -(-lacking // max(1, self.plan.record_bytes))
-        if slots > spare or self._store is None:
+        if slots > spare:
             raise BudgetError(
                 f"another session needs {format_bytes(self.plan.session_bytes)} and the expert cache can give "
                 f"{format_bytes(spare * self.plan.record_bytes)}: close a session, or open the model with more memory "
                 "or less context", needed_bytes=needed, budget_bytes=self.plan.limit_bytes)
-        self._store.resize(have - slots)
+        self._set_cache(most - slots)
         return slots * self.plan.record_bytes
 
 

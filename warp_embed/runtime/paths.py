@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 from pathlib import Path
 
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -13,6 +15,17 @@ def models_dir() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_data_dir("warp_embed", appauthor=False)) / "models"
+
+
+def runtime_dir() -> Path:
+    """The folder for what running processes tell each other; it need not exist."""
+    if os.name == "posix" and sys.platform != "darwin":
+        base = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+        if not os.access(base, os.W_OK | os.X_OK):      # platformdirs would print a warning
+            return Path(tempfile.gettempdir()) / f"warp_embed-{os.getuid()}"
+    import platformdirs
+
+    return Path(platformdirs.user_runtime_dir("warp_embed", appauthor=False))
 
 
 def find_model(name: AnyPath) -> Path:

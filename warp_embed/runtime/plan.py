@@ -10,6 +10,7 @@ from warp_embed.errors import BudgetError
 from warp_embed.runtime import machine
 from warp_embed.runtime.forecast import Rung, Speed, ladder, rung
 from warp_embed.runtime.paths import find_model
+from warp_embed.runtime.reservation import outstanding
 from warp_embed.runtime.sizes import CHUNK_MIN, Sizes, measure
 from warp_embed.units import format_bytes, parse_bytes
 
@@ -135,7 +136,8 @@ def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: i
     memory : "auto", int or str
         The ceiling for everything the engine allocates: bytes, text such as "24GB" or "24GiB", or what is free now:
         the smaller of (available - reserve) and three quarters of the capacity, where the capacity is the smallest of
-        the machine's memory, control group limits and RLIMIT_AS, and the reserve min(2 GiB, capacity / 8).
+        the machine's memory, control group limits and RLIMIT_AS, and the reserve min(2 GiB, capacity / 8). What other
+        models of this user planned, also with "auto", and do not use yet is not free.
     context : int
         Most positions of a session.
     kv : {"f32", "f16", "q8"}
@@ -163,14 +165,18 @@ def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: i
 
 
 def make_plan(manifest: Manifest, *, memory: int | str, context: int, kv: str, threads: int | None,
-              disk: bool = False) -> MemoryPlan:
-    """`plan` of a manifest that was read already."""
+              disk: bool = False, claimed: int | None = None) -> MemoryPlan:
+    """`plan` of a manifest that was read already. claimed: bytes that other models planned and do not use yet."""
     context = _positive("context", context, CONTEXT_LIMIT - 1)
     threads = machine.default_threads() if threads is None else _positive("threads", threads, machine.THREADS_MAX)
     if kv not in KV_KINDS:
         raise ValueError(f"kv is {kv!r}; it must be one of {', '.join(KV_KINDS)}")
-    limit = machine.automatic_budget() if is_automatic(memory) else parse_bytes(memory)
     sizes, speed = measure(manifest), None
+    if is_automatic(memory):
+        limit = machine.automatic_budget(claimed=outstanding() if claimed is None else claimed,
+                                         floor=sizes.floor(context, kv, threads))
+    else:
+        limit = parse_bytes(memory)
     if disk:
         from warp_embed.runtime.probe import measure_speed
         speed = measure_speed(manifest, sizes, threads)
