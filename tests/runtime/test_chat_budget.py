@@ -146,6 +146,17 @@ def test_an_answer_follows_its_schema_whatever_is_thought(model, options):
         list(chat.ask("the", max_tokens=5))
 
 
+def test_the_model_says_where_an_answer_ends_that_could_go_on(model):
+    pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
+    xtml = model.chat()._said.form.has_tools
+    end, options = (XTML_SPECIALS["<|close|>"], {"effort": "off"}) if xtml else (SPECIALS["<|im_end|>"], {})
+    with model.chat() as chat:
+        text = "".join(chat.ask("Hello", max_tokens=200, schema={"type": "integer"}, **options,
+                                sampling=Sampling(logit_bias={end: 1000.0})))
+        assert chat.finish_reason == "stop" and int(text) >= 0
+        assert [token.id == end for token in chat.reply] == [False, True]       # a number, and the end
+
+
 def test_a_thinking_chat_is_saved_with_all_it_has(model, tmp_path):
     if not model.chat()._said.form.has_tools:
         pytest.skip("this format has no thinking")

@@ -213,8 +213,11 @@ def test_what_is_said_about_one_reply_is_gone_with_the_next(chat):
     replies(chat, "{}")
     list(chat.ask("Hi", tool_choice="none", response_format={"type": "object"}))
     assert "tool_choice=none" in held(chat) and "response_format=json_schema" in held(chat)
+    chat.add("user", "Ho")
+    chat.settle()
+    assert held(chat) == user("Hi") + assistant("{}") + user("Ho")
     replies(chat, "b")
-    list(chat.ask("Ho"))
+    list(chat.ask())
     assert held(chat) == user("Hi") + assistant("{}") + user("Ho") + assistant("b")
 
 

@@ -63,6 +63,8 @@ def test_text_comes_as_it_is_written(tok):
     assert [shown(reader.push(i)) for i in "👍".encode()] == [[], [], [], [("Content", "👍")]]
     assert shown(reader.push("é".encode()[0])) == [] and shown(reader.flush()) == [("Content", "\ufffd")]
     assert reader.flush() == [] and reader.push(97) == []
+    cut = ["é".encode()[0], *tok.encode_markup("<|close|>think<|sep|>"), "é".encode()[1]]      # no character
+    assert shown(read(tok, cut)) == [("Reasoning", "\ufffd"), ("Content", "\ufffd")]
 
 
 def test_the_parser_cut_at_every_token(tok):
