@@ -91,6 +91,7 @@ cdef class ExpertStore:
     cdef object lock                # of users and closing
     cdef int users                  # Python methods that use the cache; the engine's callers hold the model's lock
     cdef bint closing
+    cdef readonly bint can_read_ahead   # it has threads of its own
     cdef object pid                 # of the process that opened it
     cdef int close_files(self) except -1
     cdef int open_banks(self, dict banks, bint direct) except -1

@@ -32,6 +32,7 @@ class _Stats(TypedDict):
 @disjoint_base
 class ExpertStore:
     n_layers: int
+    can_read_ahead: bool
     def __init__(self, layout: RecordLayout, n_layers: int, banks: dict[int, tuple[_Path, int, int]],
                  books: NDArray[np.float32] | None, slots: int, check_crc: bool = False,
                  direct: bool = True, io_threads: int = IO_THREADS) -> None: ...

@@ -71,6 +71,7 @@ cdef class ExpertStore:
             self.close_files()
             self.close()
             raise
+        self.can_read_ahead = io_threads > 0
         self.direct = all(self.banks[<int>layer].file.direct for layer in self.paths)
 
     def __dealloc__(self):

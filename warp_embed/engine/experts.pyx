@@ -10,6 +10,7 @@ from warp_embed._kernels cimport we_acts, we_kernels, we_matrix, we_router, we_s
 from warp_embed._kernels cimport WE_E_PAUSED, WE_OK
 from warp_embed._store cimport WE_DOWN, WE_GATE, WE_MATRICES, WE_UP
 from warp_embed.engine.linear cimport add_exact_product, add_product, for_each, product, run_products, set_acts
+from warp_embed.engine.lookahead cimport judge_guess, look_ahead
 from warp_embed.engine.structs cimport Config, FfnWeights, LayerWeights, MoeWeights, Pass, Scratch
 
 cdef double SLICE_S = 0.01              # a pass that waits for a read looks so often whether it is to stop
@@ -131,11 +132,13 @@ cdef void list_wants(Pass *p, size_t begin) noexcept nogil:
 cdef we_status demand(Pass *p, int layer) noexcept nogil:
     """Pin as many more of s.wants as the cache has slots for, and let the missing ones be read."""
     cdef Scratch *s = p.s
+    cdef size_t n = s.n_wants - s.n_pinned
     cdef uint32_t pinned = 0
     cdef we_status status = WE_OK
-    if s.n_pinned < s.n_wants:
-        status = p.store.demand(p.cache, layer, s.wants + s.n_pinned, <uint32_t>(s.n_wants - s.n_pinned), &pinned,
-                                &p.fault)
+    if not p.read_ahead:
+        n = 1 if n > 0 and s.n_pinned == s.n_done else 0
+    if n > 0:
+        status = p.store.demand(p.cache, layer, s.wants + s.n_pinned, <uint32_t>n, &pinned, &p.fault)
         s.n_pinned += pinned
     return status
 
@@ -354,6 +357,8 @@ cdef we_status moe_layer(Pass *p, const LayerWeights *w, int layer, size_t *expe
     list_wants(p, expert[0] - 1 if expert[0] > 0 else 0)
     status = demand(p, layer)
     if status == WE_OK and expert[0] == 0:
+        judge_guess(p, layer)
+        look_ahead(p, layer)
         enter_latent(p, &w.moe)
         dense_layer(p, &w.moe.shared, c.shared_inter, s.shared_y)
         expert[0] = 1

@@ -5,7 +5,7 @@ from warp_embed._kernels cimport we_pool, we_status
 from warp_embed._experts cimport ExpertStore
 from warp_embed._store cimport Pages, Trunk
 from warp_embed.engine.ids cimport Ids
-from warp_embed.engine.structs cimport Config, Linear, Pass, Scratch, StateParts, Weights
+from warp_embed.engine.structs cimport Config, Linear, Lookahead, Pass, Scratch, StateParts, Weights
 
 
 cdef class Engine:
@@ -17,6 +17,9 @@ cdef class Engine:
     cdef readonly Trunk trunk
     cdef readonly ExpertStore store     # None without experts
     cdef Pages arena                    # scratch, and what is derived from the weights
+    cdef Lookahead ahead
+    cdef public bint read_ahead         # all of a layer's experts are asked for before the first is used
+    cdef public bint lookahead          # the next layer's experts are guessed
     cdef object interrupt               # what a signal handler raised inside a pass
     cdef void start(self, Pass *p) noexcept
 

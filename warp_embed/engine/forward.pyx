@@ -20,6 +20,7 @@ from warp_embed.engine.ids cimport Ids
 from warp_embed.engine.layout cimport carve_scratch, carve_state, carve_weights, fill_config, free_blocks, reserve_blocks
 from warp_embed.engine.layout cimport share_blocks
 from warp_embed.engine.linear cimport product, set_acts, start_pool
+from warp_embed.engine.lookahead cimport start_ahead
 from warp_embed.engine.residual cimport norm, seat, start_block
 from warp_embed.engine.structs cimport Config, LayerState, LayerWeights, Pass, StateParts, Watch
 
@@ -172,6 +173,8 @@ cdef class Engine:
         fill_config(&self.c, config, context, chunk, threads, kv)
         self.trunk = trunk
         self.store = store
+        self.read_ahead = self.lookahead = True
+        start_ahead(&self.ahead)
         scratch = carve_scratch(&self.c, &self.s, &self.linear, NULL)
         weights = carve_weights(&self.c, &self.w, config, None, prefix, NULL)
         self.arena = Pages(scratch + weights)
@@ -212,6 +215,11 @@ cdef class Engine:
         p.fault.layer = p.fault.expert = -1
         if self.store is not None:
             p.store = store_api()
+            p.read_ahead = self.read_ahead
+            self.ahead.n_passes += 1
+            self.ahead.layer = -1           # a guess of another pass
+            if self.lookahead and self.store.can_read_ahead:
+                p.ahead = &self.ahead
             p.cache = self.store.cache
             p.layout = &self.store.layout
             p.books = self.store.books

@@ -4,7 +4,7 @@ Each carve_* function walks its structs in one order. With base == NULL it only 
 before anything is loaded and the allocation that follows cannot disagree.
 """
 from libc.math cimport expf
-from libc.stdint cimport int16_t, int32_t
+from libc.stdint cimport int16_t, int32_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -13,7 +13,7 @@ from warp_embed._kernels cimport WE_F32, WE_KV_F16, WE_KV_F32, WE_KV_Q8, WE_LATE
 from warp_embed._experts cimport we_want
 from warp_embed._store cimport Trunk
 from warp_embed.engine.structs cimport Config, FfnWeights, Job, KdaWeights, LayerState, LayerWeights, Linear
-from warp_embed.engine.structs cimport MixWeights, MlaWeights, Scratch, StateParts, Weights
+from warp_embed.engine.structs cimport AHEAD_RANKS, AHEAD_TOKENS, MixWeights, MlaWeights, Scratch, StateParts, Weights
 
 from warp_embed.errors import FormatError
 
@@ -145,6 +145,14 @@ cdef void carve_feed_forward(const Config *c, Scratch *s, Carver *k) noexcept no
     take_acts(k, &s.pair_inner_acts, s.pair_rows, c.I, 1)
     s.wants = <we_want *>take(k, c.E * sizeof(we_want))
     s.batch = <we_want *>take(k, c.E * sizeof(we_want))
+    s.ahead = <uint32_t *>take(k, AHEAD_RANKS * sizeof(uint32_t))
+    s.ahead_missing = <uint8_t *>take(k, AHEAD_RANKS)
+    s.ahead_named = <uint32_t *>take(k, AHEAD_RANKS * sizeof(uint32_t))
+    s.ahead_h = take_floats(k, min(n, <size_t>AHEAD_TOKENS) * c.hidden)
+    s.ahead_logits = take_floats(k, min(n, <size_t>AHEAD_TOKENS) * c.E)
+    s.ahead_idx = <int32_t *>take(k, min(n, <size_t>AHEAD_TOKENS) * c.k * sizeof(int32_t))
+    s.ahead_weight = take_floats(k, min(n, <size_t>AHEAD_TOKENS) * c.k)
+    s.ahead_score = take_floats(k, c.E)
     s.experts = <we_matrix *>take(k, 3 * c.E * sizeof(we_matrix))
     s.expert_acts = <we_acts *>take(k, 2 * c.E * sizeof(we_acts))
 

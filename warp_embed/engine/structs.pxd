@@ -1,7 +1,7 @@
 """Every struct of the forward pass, with every shape. Letters: n tokens of a pass, H heads and D width of KDA,
 C = H D, K taps, nh heads of MLA, r latent, I and X inner and outer width of an expert, E experts, k chosen, B the most
 blocks of attention residuals."""
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t
 
 from warp_embed._kernels cimport we_acts, we_kernels, we_kv, we_matrix, we_pool, we_pool_api, we_router
 from warp_embed._kernels cimport we_fault, we_status
@@ -172,6 +172,14 @@ cdef struct Scratch:                    # one per model; a pass at a time
     we_acts pair_inner_acts             # of pair_gate
     we_want *wants                      # [E] records of a layer, ascending: [n_done, n_pinned) are pinned
     size_t n_done, n_pinned, n_wants
+    uint32_t *ahead                     # [AHEAD_RANKS] experts guessed for the next layer, most likely first
+    uint8_t *ahead_missing              # [AHEAD_RANKS] not in the cache when they were guessed
+    uint32_t *ahead_named               # [AHEAD_RANKS] of these, what the cache was told
+    float *ahead_h                      # [AHEAD_TOKENS][hidden] the next router's input, as far as one knows
+    float *ahead_logits                 # [AHEAD_TOKENS][E]
+    int32_t *ahead_idx                  # [AHEAD_TOKENS][k]
+    float *ahead_weight                 # [AHEAD_TOKENS][k]
+    float *ahead_score                  # [E]
     we_want *batch                      # [E] records that are computed with together
     size_t n_batch
     we_matrix *experts                  # [E][3] views of pinned records
@@ -196,6 +204,21 @@ cdef struct Linear:                     # products that may run at the same time
     size_t work                         # multiply-adds of all jobs
 
 
+cdef enum:
+    AHEAD_RANKS = 64                    # experts of a layer that are guessed at most
+    AHEAD_TOKENS = 32                   # tokens of a prompt that a guess is made from
+
+
+cdef struct Lookahead:                  # what was learned about guesses; kept from pass to pass
+    double precision[2][64]             # [AHEAD_RANKS] of one token, and of many: how often a rank's missing are right
+    double missed[2]                    # missing records a guess, on average
+    double threshold                    # precision that is asked for
+    int layer                           # that was guessed about; -1: none
+    size_t n                            # experts that were guessed
+    size_t n_passes
+    we_router router
+
+
 cdef struct Watch:                      # what may stop a pass between two layers or experts
     volatile int *cancel
     double deadline_s                   # 0: none
@@ -212,6 +235,8 @@ cdef struct Pass:                       # n tokens on their way through the laye
     const we_store_api *store
     we_cache *cache
     bint one_by_one                     # it may stop between two experts
+    bint read_ahead                     # demand all of a layer before the first is used
+    Lookahead *ahead                    # NULL: the next layer is not guessed
     const we_record_layout *layout
     const float *books                  # [n_layers][3][book_stride] or NULL
     size_t book_stride
