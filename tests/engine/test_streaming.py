@@ -5,7 +5,6 @@ import threading
 import numpy as np
 import pytest
 
-import warp_embed
 from warp_embed import Model
 from warp_embed._experts import ExpertStore
 from warp_embed.runtime import model as runtime_model
@@ -149,7 +148,7 @@ def test_a_token_demands_each_of_its_experts_once(open_with, ids, tiny):
             after = model.stats()
             demanded = after["hits"] + after["misses"] - before["hits"] - before["misses"]
             assert demanded == config.top_k * len(config.moe_layers) == token.stats.hits + token.stats.misses
-            assert token.stats.bytes_read <= after["bytes_read"] - before["bytes_read"]     # some came between the calls
+            assert token.stats.bytes_read <= after["bytes_read"] - before["bytes_read"]    # some between calls
 
 
 STALL = """
