@@ -48,6 +48,7 @@ cdef extern from "warp_embed/cache.h" nogil:
     void we_cache_missing(we_cache *cache, uint32_t layer, const uint32_t *experts, uint32_t n, uint8_t *missing)
     uint32_t we_cache_hint(we_cache *cache, uint32_t layer, const uint32_t *experts, uint32_t n)
     void we_cache_uses(we_cache *cache, uint16_t *uses)
+    void we_cache_recall(we_cache *cache, const uint16_t *uses)
     uint32_t we_cache_slots(we_cache *cache)
     uint32_t we_cache_held(we_cache *cache)
     we_status we_cache_resize(we_cache *cache, uint32_t slots, we_fault *fault)

@@ -251,6 +251,19 @@ cdef class ExpertStore:
         begins = np.cumsum([0] + [self.banks[<int>layer].n_experts for layer in layers])
         return {layer: every[begins[i]:begins[i + 1]] for i, layer in enumerate(layers)}
 
+    def recall(self, dict uses):
+        """Count uses of an earlier time, in the form of uses(): who stays in the cache depends on them."""
+        cdef const uint16_t[::1] counts = np.ascontiguousarray(
+            np.concatenate([uses[layer] for layer in sorted(self.paths)]), np.uint16)
+        if <size_t>counts.shape[0] != sum(self.banks[<int>layer].n_experts for layer in self.paths):
+            raise ValueError(f"{counts.shape[0]} counts")
+        self.enter()
+        try:
+            with nogil:
+                we_cache_recall(self.cache, &counts[0])
+        finally:
+            self.leave()
+
     cdef uint32_t counters(self, we_cache_stats *s) except? 0:
         """All counters, and how many slots there are; zeros when closed."""
         cdef uint32_t slots

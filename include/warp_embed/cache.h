@@ -77,6 +77,8 @@ void we_cache_missing(we_cache *cache, uint32_t layer, const uint32_t *experts, 
 uint32_t we_cache_hint(we_cache *cache, uint32_t layer, const uint32_t *experts, uint32_t n);
 /* How often each record was used, fading: [sum of n_experts], by layer, then expert. */
 void we_cache_uses(we_cache *cache, uint16_t *uses);
+/* Count uses that happened earlier, in the same order. */
+void we_cache_recall(we_cache *cache, const uint16_t *uses);
 
 /* Slots that the cache may have; more may be in use for a moment after it was made smaller. */
 uint32_t we_cache_slots(we_cache *cache);

@@ -218,6 +218,17 @@ void we_cache_uses(we_cache *c, uint16_t *uses)
     os_unlock(&c->mutex);
 }
 
+void we_cache_recall(we_cache *c, const uint16_t *uses)
+{
+    os_lock(&c->mutex);
+    for (uint32_t r = 0; r < c->n_records; r++) {
+        const uint32_t sum = (uint32_t)c->uses[r] + uses[r];
+        c->total_uses -= c->uses[r];
+        c->total_uses += c->uses[r] = (uint16_t)(sum < UINT16_MAX ? sum : UINT16_MAX);
+    }
+    os_unlock(&c->mutex);
+}
+
 uint32_t we_cache_slots(we_cache *c)
 {
     os_lock(&c->mutex);

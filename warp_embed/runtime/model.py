@@ -9,12 +9,14 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
+import numpy as np
+
 from warp_embed._experts import ExpertStore
 from warp_embed._store import File, Trunk
 from warp_embed.engine.forward import Engine, State
 from warp_embed.engine.turn import Turn
 from warp_embed.errors import BudgetError, ForkedError, FormatError, SessionClosed
-from warp_embed.runtime import statefile
+from warp_embed.runtime import hotlist, statefile
 from warp_embed.runtime.config import ModelConfig
 from warp_embed.runtime.machine import usable_cpus
 from warp_embed.runtime.manifest import Manifest
@@ -54,7 +56,7 @@ class Model:
              threads: int | Iterable[int] | None = None, kv: str = "f16", verify: bool = False,
              experts_per_token: int | None = None,
              on_progress: Callable[[int, int], object] | None = None,
-             on_memory_pressure: Callable[[MemoryPressure], object] | None = None) -> Model:
+             on_memory_pressure: Callable[[MemoryPressure], object] | None = None, hot_list: bool = True) -> Model:
         """Open a container.
 
         Parameters
@@ -81,6 +83,9 @@ class Model:
         on_memory_pressure : callable(MemoryPressure), optional
             With memory="auto": called in a thread of the model's own when the machine runs short, after the cache gave
             what it could. It may call any method of the model. What it raises goes to the log.
+        hot_list : bool
+            When experts come from disk: read those first, in the background, that were used most before, and remember
+            them at `close` in a small file in the user's cache folder. It never changes a result.
 
         Raises
         ------
@@ -95,19 +100,20 @@ class Model:
             threads = len(cpus := usable_cpus(threads))
         if not is_automatic(memory):
             plan = make_plan(manifest, memory=memory, context=context, kv=kv, threads=threads)
-            return cls(manifest, plan, verify, on_progress, cpus)
+            return cls(manifest, plan, verify, on_progress, cpus, hot_list)
         with Reservation() as reservation:
             plan = make_plan(manifest, memory=memory, context=context, kv=kv, threads=threads,
                              claimed=reservation.claimed)
             reservation.claim(plan.total_bytes)
-        model = cls(manifest, plan, verify, on_progress, cpus)
+        model = cls(manifest, plan, verify, on_progress, cpus, hot_list)
         model._reservation = reservation
         if model._cache is not None:
             model._cache.govern(on_memory_pressure)
         return model
 
     def __init__(self, manifest: Manifest, plan: MemoryPlan, verify: bool,
-                 on_progress: Callable[[int, int], object] | None, cpus: list[int] | None = None) -> None:
+                 on_progress: Callable[[int, int], object] | None, cpus: list[int] | None = None,
+                 hot_list: bool = False) -> None:
         """For :meth:`open`."""
         self._pid = os.getpid()
         self._closed = False
@@ -128,7 +134,13 @@ class Model:
         self._engine: Engine | None = Engine(manifest.config, self._trunk, self._store, manifest.prefix,
                                              context=plan.context, chunk=plan.chunk, threads=plan.threads, kv=plan.kv,
                                              cpus=cpus)
+        self._hot_list = hot_list and not plan.resident
         self.fingerprint = fingerprint(manifest, self._trunk)
+        if self._hot_list and self._store is not None:
+            layers = self.config.moe_layers
+            uses = hotlist.read(self.fingerprint, layers, self.config.n_experts, self.path)
+            if uses is not None:
+                hotlist.preload(self._store, layers, uses)
 
     def session(self) -> Session:
         """A new, empty conversation. The first is part of the plan; others take bytes from the expert cache.
@@ -238,6 +250,7 @@ class Model:
             return                              # a signal handler inside a pass: the next close(), or __del__, goes on
         with self._lock:
             engine.close()
+            uses = self._learned()
             if self._store is not None:
                 self._store.close()
         for session in sessions:
@@ -245,6 +258,8 @@ class Model:
         self._engine = self._trunk = None
         if self._reservation is not None:
             self._reservation.release()
+        if uses is not None:
+            hotlist.write(self.fingerprint, uses)
 
     def __enter__(self) -> Model:
         return self
@@ -267,6 +282,16 @@ class Model:
             raise ForkedError("this model was opened before fork(); open it again in the child process")
         if self._closed:
             raise SessionClosed("the model was closed; open it again")
+
+    def _learned(self) -> hotlist.Uses | None:
+        """How often each expert was used, if that is to be remembered."""
+        if self._store is None or not self._hot_list:
+            return None
+        stats = self._store.stats()
+        if stats["hits"] + stats["misses"] == 0:
+            return None
+        uses = self._store.uses()
+        return np.stack([uses[layer] for layer in self.config.moe_layers])
 
     def _new_state(self) -> State:
         assert self._engine is not None         # only close() drops it

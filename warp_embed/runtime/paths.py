@@ -1,4 +1,4 @@
-"""Where models are looked for."""
+"""Where models are looked for, and where things are remembered."""
 from __future__ import annotations
 
 import os
@@ -26,6 +26,13 @@ def runtime_dir() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_runtime_dir("warp_embed", appauthor=False))
+
+
+def cache_dir() -> Path:
+    """The folder for what can be lost at any time; it need not exist."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("warp_embed", appauthor=False))
 
 
 def find_model(name: AnyPath) -> Path:

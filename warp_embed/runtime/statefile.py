@@ -22,7 +22,7 @@ import re
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -62,11 +62,18 @@ def write(target: AnyPath | BinaryIO, saved: SavedSession, fingerprint: str, kv:
             raise TypeError(f"a state is written to a path or a binary file object, not {type(target).__name__}")
         _write_stream(target, saved, note, fingerprint, kv, go_on)
         return
+    with replacing(target) as stream:
+        _write_stream(stream, saved, note, fingerprint, kv, go_on)
+
+
+@contextlib.contextmanager
+def replacing(target: AnyPath) -> Iterator[BinaryIO]:
+    """A file that takes this place, whole, at the end of the `with`; 0600. After an exception there is none."""
     path = os.fsdecode(target)
     descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=os.path.dirname(path) or ".")
     try:
         with os.fdopen(descriptor, "wb") as stream:         # mkstemp made it 0600
-            _write_stream(stream, saved, note, fingerprint, kv, go_on)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
