@@ -169,14 +169,14 @@ def trunk_manifest(entry):
     return {**out, "group": entry.group, "scale_off": entry.scale_offset} if entry.groups else out
 
 
-def make(folder, name, config, trunk, experts):
+def make(folder, name, config, trunk, experts, kind=RandomModel):
     """Path of the container for a named shape, written unless it is there."""
     directory = Path(folder) / f"{name}-{trunk}-{experts}.waste"
     manifest = directory / "manifest.json"
     if manifest.exists() and json.loads(manifest.read_text())["config"] == config:
         return directory
     manifest.unlink(missing_ok=True)
-    RandomModel(config, trunk, experts).write(directory)
+    kind(config, trunk, experts).write(directory)
     return directory
 
 

@@ -2,6 +2,7 @@
 import json
 import math
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -199,6 +200,21 @@ def test_token_bytes_count_one_row_of_the_embedding(tmp_path):
     expected = f32 - 4 * config.hidden * (config.vocab - 1)
     expected += len(config.moe_layers) * config.top_k * 12 * config.hidden * config.moe_inter
     assert abs(random_model.token_bytes(manifest) - expected) < 64 * 100
+
+
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="the played disk needs LD_PRELOAD")
+def test_stream_reports_reading_beside_computing(report, tmp_path):
+    document = report("stream", "q4", "--shape", "tiny", "--ratios", "1", "4", "--tokens", "3", "--rounds", "1",
+                      "--prompt", "24", "--chunks", "8", "0", "--threads", "1", "--folder", str(tmp_path))
+    assert {row["read : compute"] for row in document["decode"]} == {1, 4} and document["raw GB/s"] > 0
+    for row in document["decode"]:
+        sample, = row["samples"]
+        assert sample["reads"] > 0 and sample["bytes"] == pytest.approx(sample["busy_s"] * row["disk MB/s"] * 1e6)
+        assert 0 < row["of bound"] < 1.5 and 0 < row["of time busy"] <= 1.1 and row["MB/token"] > 0
+    small, large = document["prefill"]
+    assert small["chunk"] == 8 and large["chunk"] >= 24 and large["reads"] <= large["experts"]
+    assert large["MB/token"] < small["MB/token"]
 
 
 def test_host_reports_every_call_beside_its_control(report, capsys):
