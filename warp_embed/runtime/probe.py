@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from warp_embed import _kernels
+from warp_embed._experts import IO_THREADS
 from warp_embed._store import File, Pages
 from warp_embed.runtime.forecast import Speed
 from warp_embed.runtime.manifest import Encoding
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from warp_embed.runtime.sizes import Sizes
 
 DISK_S, KERNEL_S = 2.0, 0.2
-READERS = 4                     # as many as the engine's own reading threads
+READERS = IO_THREADS            # as the engine reads
 REPEATS = 8
 PROBE_BYTES = 16 << 20          # of weights: more than the caches of most processors hold
 
