@@ -141,6 +141,8 @@ class Model:
             uses = hotlist.read(self.fingerprint, layers, self.config.n_experts, self.path)
             if uses is not None:
                 hotlist.preload(self._store, layers, uses)
+        if self._store is not None and plan.resident:
+            self._store.preload()               # in the background; afterwards the disk is quiet
 
     def session(self) -> Session:
         """A new, empty conversation. The first is part of the plan; others take bytes from the expert cache.
