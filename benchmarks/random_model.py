@@ -85,11 +85,15 @@ class RandomModel:
             return self.values(shape, 0.1)
         return self.values(shape, 1 / math.sqrt(shape[-1]))
 
+    def deviation(self, entry):
+        """Of a matrix' weights: as many inputs of deviation 1 give an output of deviation 1."""
+        return 1 / math.sqrt(entry.cols)
+
     def write_trunk(self, path):
         entries = self.entries()
         with open(path, "wb") as file:
             for entry in entries:
-                deviation = 1 / math.sqrt(entry.cols)
+                deviation = self.deviation(entry)
                 if entry.encoding == Encoding.F32:
                     file.write(self.small(entry).astype("<f4").tobytes())
                 elif entry.encoding == Encoding.BF16:

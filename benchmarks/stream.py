@@ -24,6 +24,8 @@ from warp_embed.runtime.model import Model
 from warp_embed.runtime.plan import make_plan
 
 BIAS = 0.25                     # deviation of the routers' bias: some experts are a lot more popular than others
+STREAM = 4.0                    # deviation of the embedding: in trained models a layer adds little to what is there,
+#                                 which is why the next layer's router can be asked early
 RAW_THREADS = 4
 START_TOKENS = 24               # decoded before anything is measured: the cache is full of what is popular
 
@@ -48,12 +50,15 @@ def add_parser(commands):
 
 
 class Skewed(random_model.RandomModel):
-    """Routers that like some experts better than others."""
+    """Routers that like some experts better than others, and a residual stream that changes slowly."""
 
     def small(self, entry):
         if entry.name.endswith("e_score_correction_bias"):
             return self.values(entry.shape, BIAS)
         return super().small(entry)
+
+    def deviation(self, entry):
+        return STREAM if entry.name.endswith("embed_tokens.weight") else super().deviation(entry)
 
 
 class Subject:

@@ -217,6 +217,17 @@ def test_stream_reports_reading_beside_computing(report, tmp_path):
     assert large["MB/token"] < small["MB/token"]
 
 
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="the played disk needs LD_PRELOAD")
+def test_experts_are_read_ahead_where_the_next_router_can_be_asked_early(report, tmp_path):
+    document = report("stream", "q4", "--shape", "tiny", "--ratios", "4", "--tokens", "300", "--rounds", "2",
+                      "--prompt", "24", "--chunks", "0", "--threads", "1", "--folder", str(tmp_path))
+    off, on = document["decode"]
+    reads = sum(sample["reads"] for sample in on["samples"])
+    assert (off["lookahead"], off["read ahead"]) == ("off", 0) and on["lookahead"] == "on"
+    assert on["read ahead"] > reads / 50 and on["wasted"] < reads / 50
+
+
 def test_host_reports_every_call_beside_its_control(report, capsys):
     rows = report("host", "--seconds", "0.1", "--threads", "1", "--context", "256")["rows"]
     calls = {row["call"] for row in rows}

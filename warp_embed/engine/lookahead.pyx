@@ -19,6 +19,7 @@ cdef double DEMANDING = 0.995           # bounds of the precision that is asked 
 cdef double EASY = 0.6
 cdef double FEW = 0.05                  # missing records a guess, on average, below which it is not worth the work
 cdef size_t PROBE_PERIOD = 16           # passes
+cdef size_t LEARNING = 64               # passes at first, all of which measure
 
 
 cdef void start_ahead(Lookahead *a) noexcept nogil:
@@ -34,7 +35,7 @@ cdef void start_ahead(Lookahead *a) noexcept nogil:
 
 cdef bint is_worth_it(const Lookahead *a, size_t kind) noexcept nogil:
     cdef size_t rank
-    if a.n_passes % PROBE_PERIOD == 0:
+    if a.n_passes < LEARNING or a.n_passes % PROBE_PERIOD == 0:
         return True
     if a.missed[kind] < FEW:
         return False
