@@ -94,15 +94,15 @@ def mla(options, model, positions, kv, r=512, rope=64):
     call("loop_latents", tables[-1], pointers, normal(TILE, r), normal(TILE, rope, seed=1), positions, r, rope, KV[kv])
     q, out = normal(1, heads, r + rope, seed=2), []
     for level, table in levels(options):
-        o = np.empty((1, heads, r), np.float32)
-        work = np.empty(call("loop_mla_work", r, rope, 1, heads), np.float32)
+        o, softmax = np.empty((1, heads, r), np.float32), np.empty((1, heads, 2), np.float32)
+        work = np.empty(call("loop_mla_work", r, rope), np.float32)
 
-        def run(first, repeats, table=table, o=o, work=work):
-            call("loop_mla", table, pointers, repeats, q, o, work, 1, positions - 1, heads, 0, heads, r, rope, KV[kv])
+        def run(first, repeats, table=table, o=o, softmax=softmax, work=work):
+            call("loop_mla", table, pointers, repeats, q, o, softmax, work, 1, positions - 1, heads, r, rope, KV[kv])
         out.append(Case({"op": "mla decode", "shape": f"{model} {heads} heads", "encoding": kv, "tokens": 1,
                          "positions": positions, "level": level, "threads": 1}, [run], nbytes=float(positions) * row,
                         madds=float(positions) * heads * (2 * r + rope), items=1,
-                        bounds=options.bounds(level, False), keep=(blocks, q, o, work)))
+                        bounds=options.bounds(level, False), keep=(blocks, q, o, softmax, work)))
     return out
 
 

@@ -93,15 +93,16 @@ void loop_latents(const we_kernels *K, void *const *blocks, const float *c, cons
                         key + s % 64 * rope, r, rope, (we_kv)kv);
 }
 
-size_t loop_mla_work(size_t r, size_t rope, size_t n, size_t heads) { return we_mla_work(r, rope, n, heads); }
+size_t loop_mla_work(size_t r, size_t rope) { return we_mla_work(r, rope); }
 size_t loop_latent_bytes(size_t r, size_t rope, int kv) { return we_latent_bytes(r, rope, (we_kv)kv); }
 
-void loop_mla(const we_kernels *K, const void *const *blocks, size_t repeats, const float *q, float *o, float *work,
-              size_t n, size_t position, size_t heads, size_t h0, size_t h1, size_t r, size_t rope, int kv)
+/* softmax [n][heads][2]; all positions in one window. */
+void loop_mla(const we_kernels *K, const void *const *blocks, size_t repeats, const float *q, float *o, float *softmax,
+              float *work, size_t n, size_t position, size_t heads, size_t r, size_t rope, int kv)
 {
-    const we_mla_args a = {.q = q, .blocks = blocks, .o = o, .work = work, .n = n, .position = position,
-                           .heads = heads, .head_begin = h0, .head_end = h1, .r = r, .rope = rope, .scale = 0.07f,
-                           .kv = (we_kv)kv};
+    const we_mla_args a = {.q = q, .blocks = blocks, .o = o, .softmax = softmax, .work = work, .n = n,
+                           .position = position, .end = SIZE_MAX, .heads = heads, .q_stride = heads * (r + rope),
+                           .o_stride = heads * r, .r = r, .rope = rope, .scale = 0.07f, .kv = (we_kv)kv};
     for (size_t i = 0; i < repeats; i++) K->mla(&a);
 }
 

@@ -88,18 +88,21 @@ cdef extern from "warp_embed/kernels.h" nogil:
         const float *q
         const void **blocks
         float *o
+        float *softmax
         float *work
         size_t n
         size_t position
+        size_t begin
+        size_t end
         size_t heads
-        size_t head_begin
-        size_t head_end
+        size_t q_stride
+        size_t o_stride
         size_t r
         size_t rope
         float scale
         we_kv kv
 
-    size_t we_mla_work(size_t r, size_t rope, size_t n, size_t heads_in_range)
+    size_t we_mla_work(size_t r, size_t rope)
     size_t we_latent_bytes(size_t r, size_t rope, we_kv kv)
 
     ctypedef struct we_router:
@@ -133,6 +136,7 @@ cdef extern from "warp_embed/kernels.h" nogil:
                          float *y, size_t y_stride, float *row) noexcept nogil
         void (*add)(float *y, const float *x, size_t n) noexcept nogil
         void (*add_scaled)(float *y, float a, const float *x, size_t n) noexcept nogil
+        void (*divide)(float *y, const float *x, float a, size_t n) noexcept nogil
         void (*silu_mul)(float *y, const float *gate, const float *up, size_t n) noexcept nogil
         void (*situ_mul)(float *y, const float *gate, const float *up, float beta, float linear,
                          size_t n) noexcept nogil
@@ -154,6 +158,8 @@ cdef extern from "warp_embed/kernels.h" nogil:
                              we_kv kv) noexcept nogil
         void (*latent_load)(float *y, const void *latent, size_t r, size_t rope, we_kv kv) noexcept nogil
         void (*mla)(const we_mla_args *a) noexcept nogil
+        void (*mla_fold)(float *o, float *softmax, const float *part, const float *part_softmax,
+                         size_t r) noexcept nogil
         void (*route)(const we_router *r, const float *logits, int32_t *idx, float *weight, float *work) noexcept nogil
         size_t (*argmax)(const float *x, size_t n) noexcept nogil
         double (*log_sum_exp)(const float *x, size_t n) noexcept nogil

@@ -370,10 +370,8 @@ def l2_norm(x, float scale=1.0):
 
 # --------------------------------------------------------------------- KDA ----
 def short_conv(u, taps, tail, size_t c0=0, c1=None):
-    """Causal convolution and SiLU of u [n][C] with taps [K][C] after tail [K - 1][C]: (y, new tail).
-
-    Only channels [c0, c1) are computed; the others are zeros.
-    """
+    """Causal convolution and SiLU of u [n][C] with taps [K][C] after tail [K - 1][C]: (y, new tail), zeros
+    outside channels [c0, c1)."""
     u, taps = _f32(u, 2, "u"), _f32(taps, 2, "taps")
     n, C, K = u.shape[0], u.shape[1], taps.shape[0]
     if K < 1:
@@ -442,32 +440,34 @@ def latent_load(latents, size_t r, size_t rope, kv):
         we_kernels_active().latent_load(floats(y[t]), <const void *>address(latents[t]), r, rope, <we_kv><int>_KV[kv])
     return y
 
-def mla(q, latents, size_t r, size_t position, float scale, kv, size_t head_begin=0, head_end=None):
-    """Attention of q [n][heads][r + rope] at position .. position + n over latents [position + n][latent_bytes].
-
-    Returns o [n][heads][r]; heads outside [head_begin, head_end) are zeros.
-    """
+def mla(q, latents, size_t r, size_t position, float scale, kv, size_t head_begin=0, head_end=None, cuts=()):
+    """Attention of q [n][heads][r + rope] at position .. position + n over latents [position + n][latent_bytes], folded
+    from the windows between `cuts`, if any. Returns o [n][heads][r]; heads outside [head_begin, head_end) are zeros."""
     q = _f32(q, 3, "q")
     n, heads, rope = q.shape[0], q.shape[1], q.shape[2] - r
     if rope < 0:
         raise ValueError("q must have at least r elements a head")
-    step = latent_bytes(r, rope, kv)
+    step, n_blocks = latent_bytes(r, rope, kv), (position + n + WE_LATENT_TILE - 1) // WE_LATENT_TILE
     first, last = _rows(head_begin, head_end, heads)
     latents = np.ascontiguousarray(latents, dtype=np.uint8)
-    if latents.shape != (position + n, step):
-        raise ValueError(f"latents must be [{position + n}][{step}] bytes")
-    n_blocks = (position + n + WE_LATENT_TILE - 1) // WE_LATENT_TILE
+    if latents.shape != (position + n, step) or any(cut % WE_LATENT_TILE for cut in cuts):
+        raise ValueError(f"latents must be [{position + n}][{step}] bytes, cuts multiples of {WE_LATENT_TILE}")
     blocks = np.zeros((n_blocks, WE_LATENT_TILE, step), np.uint8)
     blocks.reshape(-1, step)[:position + n] = latents
-    pointers = np.array([block.ctypes.data for block in blocks], np.uintp)
-    work = np.empty(we_mla_work(r, rope, n, last - first), np.float32)
-    o = np.zeros((n, heads, r), np.float32)
+    pointers, work = np.array([b.ctypes.data for b in blocks], np.uintp), np.empty(we_mla_work(r, rope), np.float32)
+    parts, softmax = (np.zeros((len(cuts) + 1, n, *size), np.float32) for size in ((heads, r), (last - first, 2)))
     cdef we_mla_args a
-    a.q, a.o, a.work, a.blocks = floats(q), floats(o), floats(work), <const void **>address(pointers)
-    a.n, a.position, a.heads, a.head_begin, a.head_end = n, position, heads, first, last
-    a.r, a.rope, a.scale, a.kv = r, rope, scale, <we_kv><int>_KV[kv]
-    we_kernels_active().mla(&a)
-    return o
+    a.q, a.work, a.blocks = floats(q[:, first:]), floats(work), <const void **>address(pointers)
+    a.n, a.position, a.heads, a.q_stride, a.o_stride = n, position, last - first, heads * (r + rope), heads * r
+    a.r, a.rope, a.scale, a.kv, o = r, rope, scale, <we_kv><int>_KV[kv], parts[:, :, first:last]
+    for i, (a.begin, a.end) in enumerate(zip((0, *cuts), (*cuts, n_blocks * WE_LATENT_TILE), strict=True)):
+        a.o, a.softmax = floats(o[i]), floats(softmax[i])
+        we_kernels_active().mla(&a)
+        for at in np.ndindex(n, last - first if i else 0):
+            we_kernels_active().mla_fold(floats(o[0][at]), floats(softmax[0][at]), floats(o[i][at]),
+                                         floats(softmax[i][at]), r)
+    o[0] /= softmax[0, :, :, 1:]
+    return parts[0]
 
 # ------------------------------------------------------- router and logits ----
 def route(logits, top_k, bias=None, groups=1, top_groups=1, renormalize=True, float scaling=1.0):

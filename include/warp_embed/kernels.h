@@ -88,23 +88,22 @@ typedef enum we_kv { WE_KV_F32, WE_KV_F16, WE_KV_Q8 } we_kv;    /* storage of th
 
 #define WE_LATENT_TILE 64           /* positions in a block of latents and in a tile of the attention */
 
-/* MLA attention of n tokens over the latents of one layer, heads [head_begin, head_end); see we_kernels.mla. */
+/* MLA attention of n tokens over a window of the latents of one layer; see we_kernels.mla. */
 typedef struct we_mla_args {
-    const float  *q;                /* [n][heads][r + rope]: absorbed query, then q_rope; not scaled   */
+    const float  *q;                /* [n][q_stride], `heads` times [r + rope]: absorbed query, then q_rope; not scaled */
     const void *const *blocks;      /* block b holds positions [64 b, 64 b + 64), as we_latent_bytes says */
-    float        *o;                /* [n][heads][r]: sum of alpha c                                   */
-    float        *work;             /* we_mla_work(..., n, head_end - head_begin) floats, this thread's   */
-    size_t        n, position;      /* token t is at position + t and sees positions 0 .. position + t */
-    size_t        heads, head_begin, head_end, r, rope;
+    float        *o;                /* [n][o_stride], `heads` times [r]: sum of e^(score - largest) c  */
+    float        *softmax;          /* [n][heads][2]: largest score, sum of e^(score - largest)        */
+    float        *work;             /* we_mla_work(r, rope) floats, this thread's                      */
+    size_t        n, position;      /* token t is at position + t and sees positions 0 .. position + t, */
+    size_t        begin, end;       /* of these [begin, end): multiples of the tile; end may lie beyond the last token */
+    size_t        heads, q_stride, o_stride, r, rope;
     float         scale;            /* (nope + rope)^-0.5                                              */
     we_kv         kv;
 } we_mla_args;
 
-/* A decoded tile, the scores of eight queries, and the running maximum and sum of every (token, head). */
-static inline size_t we_mla_work(size_t r, size_t rope, size_t n, size_t heads_in_range)
-{
-    return WE_LATENT_TILE * (r + rope + 8) + 2 * n * heads_in_range;
-}
+/* A decoded tile and the scores of eight queries. */
+static inline size_t we_mla_work(size_t r, size_t rope) { return WE_LATENT_TILE * (r + rope + 8); }
 
 /* Bytes of one position's latent: f32 or f16 [r + rope], or int8 [r], int8 [rope], then f16 scales, one per 64
  * elements of each part (the last group of a part may be short). A block is WE_LATENT_TILE of them, one after
@@ -169,6 +168,7 @@ typedef struct we_kernels {
     /* -- elementwise and norms -- */
     void (*add)(float *y, const float *x, size_t n);                    /* y += x                          */
     void (*add_scaled)(float *y, float a, const float *x, size_t n);    /* y += a x                        */
+    void (*divide)(float *y, const float *x, float a, size_t n);        /* y = x / a; y may be x           */
     void (*silu_mul)(float *y, const float *gate, const float *up, size_t n);   /* y = silu(gate) up; y may be either */
     /* y = beta tanh(gate / beta) sigmoid(gate) u,  u = linear tanh(up / linear), or up if linear is 0; beta > 0,
      * linear >= 0; y may be either. SiTU: silu between -beta and beta. */
@@ -212,9 +212,13 @@ typedef struct we_kernels {
      * q8: scale = max|x| / 127 of a group of 64, code = round-half-even(x / f16(scale)) in [-127, 127]. */
     void (*latent_store)(void *latent, const float *c, const float *key, size_t r, size_t rope, we_kv kv);
     void (*latent_load)(float *y /* [r + rope] */, const void *latent, size_t r, size_t rope, we_kv kv);
-    /* o[t][h] = sum over s of alpha c(s),  alpha = softmax over s <= position + t of scale (q . [c(s); key(s)]).
-     * Online softmax over tiles of WE_LATENT_TILE positions, tile edges at absolute multiples. */
+    /* o[t][h] / sum[t][h] = sum over s of alpha c(s),  alpha = softmax of the scores scale (q . [c(s); key(s)]) over the
+     * s <= position + t in the window. Online softmax over tiles of WE_LATENT_TILE positions, tile edges at absolute
+     * multiples. A token that sees nothing of the window has largest -inf, sum 0 and o 0. */
     void (*mla)(const we_mla_args *a);
+    /* What `mla` gave for one token and head in a later window, folded into what it gave in the ones before: o [r] and
+     * softmax {largest, sum} are then those of both windows. A part that saw nothing changes no bit. */
+    void (*mla_fold)(float *o, float *softmax, const float *part, const float *part_softmax, size_t r);
 
     /* -- router -- */
     /* idx [top_k] ascending, weight [top_k]: s = sigmoid(logits); the top_k largest s + bias (ties: lower id) among the

@@ -246,10 +246,57 @@ void check_latents(void)
 
 /* -------------------------------------------------------------------- MLA ---- */
 
-static void run_mla(we_mla_args a)
+/* Run with results of its own, which start at patterns. */
+static we_mla_args run_mla(we_mla_args a)
 {
-    a.work = floats(we_mla_work(a.r, a.rope, a.n, a.head_end - a.head_begin));
+    a.work = floats(we_mla_work(a.r, a.rope));
+    a.o = floats(a.n * a.o_stride);
+    a.softmax = floats(2 * a.n * a.heads);
     kernels->mla(&a);
+    for (size_t t = 0; t < a.n; t++)
+        untouched("mla", a.o + t * a.o_stride + a.heads * a.r, a.o_stride - a.heads * a.r);
+    return a;
+}
+
+static float *o_of(const we_mla_args *a, size_t i) { return a->o + i / a->heads * a->o_stride + i % a->heads * a->r; }
+
+static void divide_mla(const we_mla_args *a)
+{
+    for (size_t i = 0; i < a->n * a->heads; i++)
+        kernels->divide(o_of(a, i), o_of(a, i), a->softmax[2 * i + 1], a->r);
+}
+
+/* Tokens that see nothing of the window of `part` keep their bits; they and their parts are as the contract says. */
+static void fold_mla(const we_mla_args *a, const we_mla_args *part)
+{
+    for (size_t i = 0; i < a->n * a->heads; i++) {
+        const int nothing = a->position + i / a->heads < part->begin;
+        const float *before = copy(o_of(a, i), 4 * a->r), *softmax = copy(a->softmax + 2 * i, 8);
+        kernels->mla_fold(o_of(a, i), a->softmax + 2 * i, o_of(part, i), part->softmax + 2 * i, a->r);
+        if (!nothing) continue;
+        same_bits("mla_fold", o_of(a, i), before, 4 * a->r);
+        same_bits("mla_fold", a->softmax + 2 * i, softmax, 8);
+        equal("mla", part->softmax[2 * i], -INFINITY);
+        equal("mla", part->softmax[2 * i + 1], 0);
+        for (size_t c = 0; c < a->r; c++) equal("mla", o_of(part, i)[c], 0);
+    }
+}
+
+/* Token by token, heads in two ranges: the bits of all at once. */
+static void mla_pieces(const we_mla_args *whole)
+{
+    const size_t width = whole->r + whole->rope, cut = whole->heads / 3;
+    for (size_t i = 0; i < 2 * whole->n; i++) {
+        const size_t t = i / 2, first = i % 2 ? cut : 0;
+        we_mla_args part = *whole;
+        part.n = 1;
+        part.position += t;
+        part.q += t * whole->q_stride + first * width;
+        part.heads = i % 2 ? whole->heads - cut : cut;
+        part = run_mla(part);
+        same_bits("mla", part.o, o_of(whole, t * whole->heads) + first * part.r, 4 * part.heads * part.r);
+        same_bits("mla", part.softmax, whole->softmax + 2 * (t * whole->heads + first), 8 * part.heads);
+    }
 }
 
 /* Blocks of the latents of `n` positions; seen [n][r + rope] is what they read back as. */
@@ -274,7 +321,7 @@ static void compare_mla(const we_mla_args *a, const float *seen)
     double *score = doubles(last), *exact = doubles(r);
     for (size_t i = 0; i < a->n * a->heads; i++) {
         const size_t visible = a->position + i / a->heads + 1;
-        const float *q = a->q + i * width;
+        const float *q = a->q + i / a->heads * a->q_stride + i % a->heads * width;
         double largest = -INFINITY, sum = 0, size = 0;
         memset(exact, 0, r * sizeof *exact);
         for (size_t s = 0; s < visible; s++) {
@@ -296,52 +343,70 @@ static void compare_mla(const we_mla_args *a, const float *seen)
             }
         }
         const double bound = EPS * (size * (double)width / 4 + (double)visible + 16) * value;
-        for (size_t c = 0; c < r; c++) within("mla", a->o[i * r + c], exact[c], bound);
+        for (size_t c = 0; c < r; c++) within("mla", o_of(a, i)[c], exact[c], bound);
     }
+}
+
+/* Windows of `step` positions, each by itself and all folded. */
+static void mla_windows(we_mla_args a, size_t step, const float *seen)
+{
+    a.end = step;
+    we_mla_args sum = run_mla(a);
+    mla_pieces(&sum);
+    for (a.begin = step; a.begin < a.position + a.n + WE_LATENT_TILE; a.begin += step) {      /* the last may be empty */
+        a.end = a.begin + step;
+        const we_mla_args part = run_mla(a);
+        mla_pieces(&part);
+        fold_mla(&sum, &part);
+    }
+    divide_mla(&sum);
+    compare_mla(&sum, seen);
 }
 
 static void mla(size_t r, size_t rope, we_kv kv, size_t position, size_t n, size_t heads)
 {
     const size_t width = r + rope, last = position + n;
     float *seen = floats(last * width);
-    we_mla_args a = {.n = n, .position = position, .heads = heads, .head_end = heads, .r = r, .rope = rope,
-                     .scale = 1 / sqrtf((float)width), .kv = kv};
+    we_mla_args a = {.n = n, .position = position, .end = SIZE_MAX, .heads = heads, .q_stride = heads * width + 1,
+                     .o_stride = heads * r + 2, .r = r, .rope = rope, .scale = 1 / sqrtf((float)width), .kv = kv};
     a.blocks = store_latents(last, r, rope, kv, seen);
-    a.q = inputs(n * heads * width, NORMAL);
-    a.o = floats(n * heads * r);
-    run_mla(a);
-    compare_mla(&a, seen);
-    we_mla_args part = a;
-    part.o = floats(n * heads * r);
-    for (size_t t = 0; t < n; t++) {                    /* token by token, heads in two ranges */
-        part.n = 1;
-        part.position = position + t;
-        part.q = a.q + t * heads * width;
-        part.o += t ? heads * r : 0;
-        for (size_t i = 0; i < 2; i++) {
-            part.head_begin = i ? heads / 3 : 0;
-            part.head_end = i ? heads : heads / 3;
-            run_mla(part);
-            if (i == 0) untouched("mla", part.o + heads / 3 * r, (heads - heads / 3) * r);
-        }
-    }
-    same_bits("mla", part.o - (n - 1) * heads * r, a.o, 4 * n * heads * r);
+    a.q = inputs(n * a.q_stride, NORMAL);
+    const we_mla_args whole = run_mla(a);
+    mla_pieces(&whole);
+    divide_mla(&whole);
+    compare_mla(&whole, seen);
+    for (size_t step = WE_LATENT_TILE; step < last + WE_LATENT_TILE; step += WE_LATENT_TILE) mla_windows(a, step, seen);
 }
 
 /* Scores far beyond the range of exp: all of the weight on some latents, or equal. */
 static void hostile_mla(void)
 {
-    float *x = memset(floats(70 * 9), 0, 4 * 70 * 9), *q = floats(5 * 9), *o = floats(5 * 9);
+    float *x = memset(floats(70 * 9), 0, 4 * 70 * 9), *q = floats(5 * 9);
     const void *blocks[2] = {x, x + 64 * 9};
     for (size_t s = 0; s < 70; s++) x[s * 9 + s % 9] = s == 66 ? 600 : 300;
     for (size_t i = 0; i < 45; i++) q[i] = 30;
-    we_mla_args a = {.q = q, .blocks = blocks, .o = o, .n = 1, .position = 65, .heads = 5, .head_end = 5, .r = 9,
-                     .scale = 1, .kv = WE_KV_F32};
-    run_mla(a);
-    for (size_t i = 0; i < 45; i++) within("mla", o[i], i % 9 < 3 ? 300 * 8 / 66.0 : 300 * 7 / 66.0, 300 * 82 * EPS);
+    we_mla_args a = {.q = q, .blocks = blocks, .n = 1, .position = 65, .end = 128, .heads = 5, .q_stride = 45,
+                     .o_stride = 45, .r = 9, .scale = 1, .kv = WE_KV_F32};
+    we_mla_args all = run_mla(a);
+    divide_mla(&all);
+    for (size_t i = 0; i < 45; i++)
+        within("mla", all.o[i], i % 9 < 3 ? 300 * 8 / 66.0 : 300 * 7 / 66.0, 300 * 82 * EPS);
     a.position = 69;
-    run_mla(a);
-    for (size_t i = 0; i < 45; i++) equal("mla", o[i], i % 9 == 66 % 9 ? 600 : 0);
+    all = run_mla(a);
+    divide_mla(&all);
+    for (size_t i = 0; i < 45; i++) equal("mla", all.o[i], i % 9 == 66 % 9 ? 600 : 0);
+    a.begin = 64;
+    const we_mla_args late = run_mla(a);
+    a.begin = 0;
+    a.end = 64;
+    const we_mla_args early = run_mla(a);
+    fold_mla(&early, &late);
+    divide_mla(&early);
+    same_bits("mla_fold", early.o, all.o, 4 * 45);
+    /* what is not a number stays visible, whichever part it comes from */
+    float o[2] = {1, 2}, softmax[2] = {-INFINITY, NAN}, part[2] = {3, 4}, part_softmax[2] = {5, 6};
+    kernels->mla_fold(part, part_softmax, o, softmax, 2);
+    holds("mla_fold", isnan(part_softmax[1]) && part_softmax[0] == 5, "a part without a number is lost");
 }
 
 void check_mla(void)

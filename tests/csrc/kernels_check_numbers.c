@@ -112,14 +112,16 @@ static void check_all(const char *op, const float *y, const double *exact, doubl
 static void elementwise(size_t n, kind how)
 {
     const float *x = inputs(n, how), *y = inputs(n, how);
-    float *sum = copy(y, 4 * n), *scaled = copy(y, 4 * n), *product = floats(n);
+    float *sum = copy(y, 4 * n), *scaled = copy(y, 4 * n), *share = copy(y, 4 * n), *product = floats(n);
     double *exact = doubles(n);
     kernels->add(sum, x, n);
     kernels->add_scaled(scaled, 0.3f, x, n);
+    kernels->divide(share, share, 0.3f, n);
     kernels->silu_mul(product, y, x, n);
     for (size_t i = 0; i < n; i++) {
         equal("add", sum[i], y[i] + x[i]);
         within("add_scaled", scaled[i], y[i] + (double)0.3f * x[i], EPS * (fabs(y[i]) + fabs(x[i])) + 1e-44);
+        equal("divide", share[i], y[i] / 0.3f);
         exact[i] = y[i] * exact_sigmoid(y[i]) * x[i];
     }
     check_all("silu_mul", product, exact, 4, n);

@@ -69,26 +69,30 @@ def test_attention_follows_its_formula_across_tiles(level, kv, r, rope):
         q = rng.standard_normal((n, heads, r + rope)).astype(np.float32)
         stored = _kernels.latent_store(c, key, kv)
         scale = (r + rope) ** -0.5
-        o = _kernels.mla(q, stored, r, position, scale, kv)
         seen = _kernels.latent_load(stored, r, rope, kv)
         sizes = np.abs(q).astype(np.float64) @ np.abs(seen).T.astype(np.float64) * scale        # of the scores
         bound = EPS * (sizes.max() * (r + rope) / 4 + position + n + 16) * np.abs(seen).max()
-        assert np.abs(o - attention(q, seen, r, position, scale)).max() <= bound
+        exact, edges = attention(q, seen, r, position, scale), range(64, position + n, 64)
+        for cuts in ((), *((edge,) for edge in edges), edges, (64, 64), (64 * (position + n),)):
+            o = _kernels.mla(q, stored, r, position, scale, kv, cuts=cuts)
+            assert np.abs(o - exact).max() <= bound, cuts
 
 
+@pytest.mark.parametrize("cuts", [(), (64,), (64, 128)], ids=str)
 @pytest.mark.parametrize("kv", KINDS)
-def test_attention_bits_depend_on_neither_chunk_nor_heads(level, kv):
+def test_attention_bits_depend_on_neither_chunk_nor_heads(level, kv, cuts):
     rng = np.random.default_rng(1)
     r, rope, heads, n = 72, 20, 7, 140
     c, key = latents(n, r, rope, rng)
     q = rng.standard_normal((n, heads, r + rope)).astype(np.float32)
     stored = _kernels.latent_store(c, key, kv)
-    whole = _kernels.mla(q, stored, r, 0, 0.1, kv)
+    whole = _kernels.mla(q, stored, r, 0, 0.1, kv, cuts=cuts)
     for begin, end in ((0, 1), (60, 70), (64, 128), (139, 140)):
-        part = _kernels.mla(q[begin:end], stored[:end], r, begin, 0.1, kv)
+        seen = [cut for cut in cuts if cut < end]               # windows behind the last token change nothing
+        part = _kernels.mla(q[begin:end], stored[:end], r, begin, 0.1, kv, cuts=seen)
         assert bits(part) == bits(whole[begin:end])
     for head_begin, head_end in ((0, 1), (1, 6), (3, 7)):
-        part = _kernels.mla(q[100:], stored, r, 100, 0.1, kv, head_begin, head_end)
+        part = _kernels.mla(q[100:], stored, r, 100, 0.1, kv, head_begin, head_end, cuts)
         assert bits(part[:, head_begin:head_end]) == bits(whole[100:, head_begin:head_end])
         assert not part[:, :head_begin].any() and not part[:, head_end:].any()
 
@@ -96,5 +100,7 @@ def test_attention_bits_depend_on_neither_chunk_nor_heads(level, kv):
 def test_scores_that_overflow_exp_are_harmless(level):
     c = np.eye(16, dtype=np.float32)[:, :8] * 300
     q = np.full((1, 2, 8), 30, np.float32)
-    o = _kernels.mla(q, _kernels.latent_store(c, np.zeros((16, 0)), "f32"), 8, 15, 1.0, "f32")
-    assert np.allclose(o, 300 / 8)
+    stored = _kernels.latent_store(c, np.zeros((16, 0)), "f32")
+    assert np.allclose(_kernels.mla(q, stored, 8, 15, 1.0, "f32"), 300 / 8)
+    with pytest.raises(ValueError, match="multiples of 64"):
+        _kernels.mla(q, stored, 8, 15, 1.0, "f32", cuts=[8])

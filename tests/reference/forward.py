@@ -26,7 +26,8 @@ def short_conv(x, w):
     return silu(sum(padded[j:j + len(x)] * w[:, 0, j] for j in range(taps)))
 
 
-def kda(x, p, c):
+def kda(x, p, c, times=None):
+    assert times is None, "its rows have an order"
     T, linear = len(x), c["linear_attn_config"]
     heads, width = linear["num_heads"], linear["head_dim"]
     q, k, v = (short_conv(x @ p(f"{n}_proj.weight").T, p(f"{n}_conv1d.weight")).reshape(T, heads, width) for n in "qkv")
@@ -49,7 +50,8 @@ def kda(x, p, c):
     return o.reshape(T, -1) @ p("o_proj.weight").T
 
 
-def mla(x, p, c):
+def mla(x, p, c, times=None):
+    """times [T, T]: how often a row sees each row; by default once those up to itself."""
     T, heads = len(x), c["num_attention_heads"]
     nope, rope, v, r = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"], c["kv_lora_rank"]
     if c.get("q_lora_rank"):
@@ -61,7 +63,8 @@ def mla(x, p, c):
     latent, key = rms(kv[:, :r], p("kv_a_layernorm.weight"), 1e-6), kv[:, r:]
     full = (latent @ p("kv_b_proj.weight").T).reshape(T, heads, nope + v)
     s = np.einsum("ihd,jhd->hij", q[..., :nope], full[..., :nope]) + np.einsum("ihd,jd->hij", q[..., nope:], key)
-    s = np.where(np.tril(np.ones((T, T), bool)), s * (nope + rope) ** -0.5, -np.inf)
+    with np.errstate(divide="ignore"):
+        s = s * (nope + rope) ** -0.5 + np.log(np.tril(np.ones((T, T))) if times is None else times)
     s = np.exp(s - s.max(-1, keepdims=True))
     s /= s.sum(-1, keepdims=True)
     o = np.einsum("hij,jhd->ihd", s, full[..., nope:]).reshape(T, -1)
@@ -120,7 +123,7 @@ def mix(blocks, x, norm, proj, eps):
     return ((s / s.sum(0))[..., None] * rows).sum(0)
 
 
-def forward(c, weights, ids):
+def forward(c, weights, ids, times=None):
     """(logits [T, vocab], the smallest margin of a routing decision) of a whole prompt."""
     weights = {name: np.asarray(value, np.float64) for name, value in weights.items()}
     linear, eps, least = c["linear_attn_config"], c["rms_norm_eps"], np.inf
@@ -139,7 +142,7 @@ def forward(c, weights, ids):
             blocks.append(x)
             x = 0.0
         attention = kda if i + 1 in linear["kda_layers"] else mla
-        x = x + attention(h, lambda name: p(f"self_attn.{name}"), c)
+        x = x + attention(h, lambda name: p(f"self_attn.{name}"), c, times)
         h = rms(seen(f"model.layers.{i}.mlp_res"), p("post_attention_layernorm.weight"), eps)
         if not c["num_experts"] or i < c["first_k_dense_replace"]:
             x = x + ffn(h, p, c, *(f"mlp.{part}_proj" for part in ("gate", "up", "down")))

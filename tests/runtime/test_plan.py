@@ -17,7 +17,7 @@ KV_BYTES = {"f32": 4, "f16": 2, "q8": 1}
 SIZES = Sizes(path="m.waste", trunk=100 * MIB, trunk_read=90 * MIB, codebooks=MIB, record=4096, n_records=2000,
               n_experts=200, top_k=8, token_records=80, checkpoint=MIB,
               state=lambda context, kv: 4 * MIB + context * 576 * KV_BYTES[kv],
-              scratch=lambda chunk, threads: chunk * 100_000 + threads * 65_536,
+              scratch=lambda context, chunk, threads: chunk * 100_000 + threads * 65_536,
               cache=lambda slots: 4096 * slots + 64 * slots + 8000)
 FLOOR = SIZES.floor(8192, "f16")
 

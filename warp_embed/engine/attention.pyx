@@ -3,7 +3,8 @@ or leaves out (factors of a matrix, an output gate) is a weight that is NULL or 
 from warp_embed._kernels cimport we_acts, we_kda_args, we_kernels, we_latent_bytes, we_mla_args
 from warp_embed._kernels cimport WE_LATENT_TILE
 from warp_embed.engine.linear cimport add_product, for_each, input_group, product, run_products, set_acts
-from warp_embed.engine.structs cimport Config, KdaWeights, LayerState, LayerWeights, MlaWeights, Pass, Scratch
+from warp_embed.engine.structs cimport Config, KdaWeights, LayerState, LayerWeights, Linear, MlaWeights, Pass, Scratch
+from warp_embed.engine.structs cimport MLA_HEADS, MLA_SEGMENT, MLA_TOKENS
 
 cdef float LATENT_EPS = 1e-6        # of kv_a_layernorm and q_a_layernorm; not rms_norm_eps
 
@@ -87,40 +88,131 @@ cdef struct MlaArgs:
     Pass *p
     const MlaWeights *w
     LayerState *state
+    size_t segments                 # that the last token sees
+    size_t heads, groups            # of one token: heads that share a claim's latents, ceil(nh / heads)
 
 
 cdef void mla_heads(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
-    """Heads [begin, end) from queries to gated values: absorb W^K, attend over the latents, apply W^V."""
+    """Heads [begin, end) from queries to gated values, for all tokens of the pass."""
+    absorb_heads(arg, begin, end, worker)
+    attend_heads(<MlaArgs *>arg, begin, end, worker)
+    leave_heads(<MlaArgs *>arg, begin, end)
+
+
+cdef void absorb_heads(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
+    """Queries that meet the latents themselves: W^K absorbed, the rope part behind."""
     cdef MlaArgs *a = <MlaArgs *>arg
+    cdef Scratch *s = a.p.s
+    cdef const Config *c = a.p.c
+    cdef size_t q_stride = c.nh * (c.nope + c.rope), row = c.r + c.rope, t, h, key_row
+    for h in range(begin, end):
+        key_row = h * (c.nope + c.v)
+        a.p.linear.K.matmul_t(a.w.kv_b, key_row, key_row + c.nope, s.q + h * (c.nope + c.rope), q_stride, a.p.n,
+                              s.absorbed + h * row, c.nh * row, s.work + worker * s.work_stride)
+        for t in range(a.p.n):
+            copy_floats(s.absorbed + (t * c.nh + h) * row + c.r,
+                        s.q + t * q_stride + h * (c.nope + c.rope) + c.nope, c.rope)
+
+
+cdef void attend(MlaArgs *a, size_t segment, size_t t, size_t n, size_t h, size_t heads, float *o, size_t o_stride,
+                 float *softmax, float *work) noexcept nogil:
+    """Tokens t .. t + n and some heads over one segment: what it alone gives."""
+    cdef const Config *c = a.p.c
+    cdef we_mla_args mla
+    mla.q_stride, mla.o_stride = c.nh * (c.r + c.rope), o_stride
+    mla.q, mla.blocks = a.p.s.absorbed + t * mla.q_stride + h * (c.r + c.rope), <const void **>a.state.blocks
+    mla.o, mla.softmax, mla.work = o, softmax, work
+    mla.n, mla.position, mla.heads, mla.r, mla.rope = n, a.p.position + t, heads, c.r, c.rope
+    mla.begin, mla.end = segment * MLA_SEGMENT, (segment + 1) * MLA_SEGMENT
+    mla.scale, mla.kv = c.mla_scale, c.kv
+    a.p.linear.K.mla(&mla)
+
+
+cdef void attend_heads(MlaArgs *a, size_t begin, size_t end, unsigned worker) noexcept nogil:
+    """Some tokens and heads at a time, segment by segment, each folded into those before it."""
+    cdef Scratch *s = a.p.s
+    cdef const we_kernels *K = a.p.linear.K
+    cdef size_t nh = a.p.c.nh, r = a.p.c.r, slot = worker * MLA_TOKENS * MLA_HEADS, h = begin, t, n, heads, segment, i
+    cdef float *work = s.work + worker * s.work_stride
+    cdef float *softmax = work + s.softmax_at
+    cdef float *part = s.part + slot * r
+    cdef float *part_softmax = s.part_softmax + slot * 2
+    cdef float *o
+    while h < end:
+        heads, t = min(<size_t>MLA_HEADS, end - h), 0
+        while t < a.p.n:
+            n = min(<size_t>MLA_TOKENS, a.p.n - t)
+            o = s.attended + (t * nh + h) * r
+            attend(a, 0, t, n, h, heads, o, nh * r, softmax, work)
+            for segment in range(1, (a.p.position + t + n - 1) // MLA_SEGMENT + 1):
+                attend(a, segment, t, n, h, heads, part, heads * r, part_softmax, work)
+                for i in range(n * heads):
+                    K.mla_fold(o + (i // heads * nh + i % heads) * r, softmax + 2 * i, part + i * r,
+                               part_softmax + 2 * i, r)
+            for i in range(n * heads):
+                K.divide(o + (i // heads * nh + i % heads) * r, o + (i // heads * nh + i % heads) * r,
+                         softmax[2 * i + 1], r)
+            t += n
+        h += heads
+
+
+cdef void attend_parts(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
+    """One token: (segment, group of heads) pairs [begin, end), each by itself."""
+    cdef MlaArgs *a = <MlaArgs *>arg
+    cdef Scratch *s = a.p.s
+    cdef size_t nh = a.p.c.nh, r = a.p.c.r, i, h, slot
+    for i in range(begin, end):
+        h = i % a.groups * a.heads
+        slot = i // a.groups * nh + h
+        attend(a, i // a.groups, 0, 1, h, min(a.heads, nh - h), s.part + slot * r, nh * r, s.part_softmax + slot * 2,
+               s.work + worker * s.work_stride)
+
+
+cdef void fold_heads(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
+    """One token: the segments of heads [begin, end) folded in their order, then as for many."""
+    cdef MlaArgs *a = <MlaArgs *>arg
+    cdef Scratch *s = a.p.s
+    cdef size_t nh = a.p.c.nh, r = a.p.c.r, h, segment, slot
+    for h in range(begin, end):
+        for segment in range(1, a.segments):
+            slot = segment * nh + h
+            a.p.linear.K.mla_fold(s.part + h * r, s.part_softmax + 2 * h, s.part + slot * r, s.part_softmax + 2 * slot,
+                                  r)
+        a.p.linear.K.divide(s.attended + h * r, s.part + h * r, s.part_softmax[2 * h + 1], r)
+    leave_heads(a, begin, end)
+
+
+cdef void leave_heads(MlaArgs *a, size_t begin, size_t end) noexcept nogil:
+    """Latents become values: W^V and the gate."""
     cdef Pass *p = a.p
     cdef Scratch *s = p.s
     cdef const Config *c = p.c
     cdef const we_kernels *K = p.linear.K
-    cdef size_t q_stride = c.nh * (c.nope + c.rope), row = c.r + c.rope, t, h, key_row
-    cdef float *work = s.work + worker * s.work_stride
-    cdef we_mla_args mla
+    cdef size_t t, h, value_row
     cdef we_acts acts
     for h in range(begin, end):
-        key_row = h * (c.nope + c.v)
-        K.matmul_t(a.w.kv_b, key_row, key_row + c.nope, s.q + h * (c.nope + c.rope), q_stride, p.n,
-                   s.absorbed + h * row, c.nh * row, work)
-        for t in range(p.n):
-            copy_floats(s.absorbed + (t * c.nh + h) * row + c.r,
-                        s.q + t * q_stride + h * (c.nope + c.rope) + c.nope, c.rope)
-    mla.q, mla.blocks, mla.o, mla.work = s.absorbed, <const void **>a.state.blocks, s.attended, work
-    mla.n, mla.position = p.n, p.position
-    mla.heads, mla.head_begin, mla.head_end, mla.r, mla.rope = c.nh, begin, end, c.r, c.rope
-    mla.scale, mla.kv = c.mla_scale, c.kv
-    K.mla(&mla)
-    for h in range(begin, end):
-        key_row = h * (c.nope + c.v)
+        value_row = h * (c.nope + c.v) + c.nope
         head_acts(&acts, s, c, h, input_group(a.w.kv_b))
         if acts.group != 0:
             K.quantize(&acts, 0, p.n, c.r)
-        K.matmul(a.w.kv_b, key_row + c.nope, key_row + c.nope + c.v, &acts, p.n, s.o + h * c.v, c.nh * c.v)
+        K.matmul(a.w.kv_b, value_row, value_row + c.v, &acts, p.n, s.o + h * c.v, c.nh * c.v)
         if a.w.gate != NULL:
             for t in range(p.n):
                 K.mul_sigmoid(s.o + (t * c.nh + h) * c.v, s.head_gate + (t * c.nh + h) * c.v, c.v)
+
+
+cdef void split_token(MlaArgs *a) noexcept nogil:
+    """One token over several segments. As many heads share a tile as leave every thread two claims of a whole segment,
+    but 8 at least: with fewer, loading the tile costs more than threads without work."""
+    cdef Linear *L = &a.p.linear
+    cdef size_t nh = a.p.c.nh, r = a.p.c.r, whole = (a.p.position + 1) // MLA_SEGMENT
+    a.heads = 32
+    while a.heads > 8 and whole * nh < 2 * L.pool_api.threads(L.pool) * a.heads:
+        a.heads //= 2
+    a.groups = (nh + a.heads - 1) // a.heads
+    for_each(L, absorb_heads, a, nh, nh * r * a.p.c.nope)
+    for_each(L, attend_parts, a, a.segments * a.groups, nh * r * a.p.position)
+    for_each(L, fold_heads, a, nh, nh * r * (a.p.c.v + a.segments))
 
 
 cdef inline void copy_floats(float *y, const float *x, size_t n) noexcept nogil:
@@ -182,6 +274,10 @@ cdef void mla_layer(Pass *p, const LayerWeights *weights, LayerState *state) noe
     project_queries(p, w)
     store_latents(p, w, state)
     args.p, args.w, args.state = p, w, state
-    for_each(&p.linear, mla_heads, &args, p.c.nh, p.n * p.c.nh * p.c.r * (p.c.nope + p.c.v + p.position))
+    args.segments = (p.position + p.n + MLA_SEGMENT - 1) // MLA_SEGMENT
+    if p.n == 1 and args.segments > 1:
+        split_token(&args)
+    else:
+        for_each(&p.linear, mla_heads, &args, p.c.nh, p.n * p.c.nh * p.c.r * (p.c.nope + p.c.v + p.position))
     set_acts(&s.o_acts, s.o, p.c.nh * p.c.v)
     product(&p.linear, w.o_proj, &s.o_acts, p.n, s.y, p.c.hidden)

@@ -14,6 +14,7 @@ from warp_embed._experts cimport we_want
 from warp_embed._store cimport Trunk
 from warp_embed.engine.structs cimport Config, FfnWeights, Job, KdaWeights, LayerState, LayerWeights, Linear
 from warp_embed.engine.structs cimport AHEAD_RANKS, AHEAD_TOKENS, MixWeights, MlaWeights, Scratch, StateParts, Weights
+from warp_embed.engine.structs cimport MLA_HEADS, MLA_SEGMENT, MLA_TOKENS
 
 from warp_embed.errors import FormatError
 
@@ -107,7 +108,7 @@ cdef void carve_kda(const Config *c, Scratch *s, Carver *k) noexcept nogil:
 
 
 cdef void carve_mla(const Config *c, Scratch *s, Carver *k) noexcept nogil:
-    cdef size_t n = c.chunk
+    cdef size_t n = c.chunk, segments = (c.context + MLA_SEGMENT - 1) // MLA_SEGMENT, parts = 0
     s.q_low = take_floats(k, n * c.q_rank)
     take_acts(k, &s.q_acts, n, c.q_rank, 1)
     s.q = take_floats(k, n * c.nh * (c.nope + c.rope))
@@ -116,8 +117,13 @@ cdef void carve_mla(const Config *c, Scratch *s, Carver *k) noexcept nogil:
     s.attended = take_floats(k, n * c.nh * c.r)
     take_acts(k, &s.head_acts, n, c.r, c.nh)
     s.head_gate = take_floats(k, n * c.nh * c.v)
-    s.work_stride = we_mla_work(c.r, c.rope, n, c.nh)
+    s.softmax_at = we_mla_work(c.r, c.rope)
+    s.work_stride = s.softmax_at + MLA_TOKENS * MLA_HEADS * 2
     s.work = take_floats(k, c.threads * s.work_stride)
+    if segments > 1:
+        parts = max(segments * c.nh, c.threads * MLA_TOKENS * MLA_HEADS)
+    s.part = take_floats(k, parts * c.r)
+    s.part_softmax = take_floats(k, parts * 2)
 
 
 cdef void carve_feed_forward(const Config *c, Scratch *s, Carver *k) noexcept nogil:
@@ -412,13 +418,13 @@ cdef void free_blocks(LayerState *layers, size_t n_layers) noexcept:
 
 # ------------------------------------------------------------------ sizes ----
 
-def scratch_bytes(config, chunk, threads):
-    """Bytes that an Engine allocates beside its trunk and cache, for ModelConfig, tokens a pass and threads."""
+def scratch_bytes(config, context, chunk, threads):
+    """Bytes that an Engine allocates beside its trunk and cache, for ModelConfig, positions, tokens a pass, threads."""
     cdef Config c
     cdef Scratch scratch
     cdef Linear linear
     cdef Weights weights
-    fill_config(&c, config, 0, chunk, threads, "f32")
+    fill_config(&c, config, context, chunk, threads, "f32")
     return (carve_scratch(&c, &scratch, &linear, NULL)
             + carve_weights(&c, &weights, config, None, "", NULL))
 

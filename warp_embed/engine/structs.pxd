@@ -8,6 +8,11 @@ from warp_embed._kernels cimport we_fault, we_status
 from warp_embed._experts cimport we_cache, we_store_api, we_want
 from warp_embed._store cimport we_record_layout
 
+cdef enum:
+    MLA_SEGMENT = 8192                  # positions whose attention is summed by itself; segments are then folded in order
+    MLA_TOKENS = 32
+    MLA_HEADS = 8                       # tokens and heads of a pass that a thread attends for at a time
+
 
 cdef struct Config:
     size_t n_layers, hidden, vocab
@@ -144,8 +149,12 @@ cdef struct Scratch:                    # one per model; a pass at a time
     float *attended                     # [n][nh][r]
     we_acts head_acts                   # of attended, each head's groups by themselves
     float *head_gate                    # [n][nh v]
-    float *work                         # [threads][work_stride]
+    float *work                         # [threads][work_stride] of we_kernels.mla, then what softmax says
     size_t work_stride
+    size_t softmax_at                   # in work: [MLA_TOKENS][MLA_HEADS][2]
+    # contexts of several segments: what one of them gave, of all segments for one token, of one in each thread for more
+    float *part                         # [segments][nh][r]    or [threads][MLA_TOKENS][MLA_HEADS][r]
+    float *part_softmax                 # [segments][nh][2]    or [threads][MLA_TOKENS][MLA_HEADS][2]
     # both
     float *o                            # [n][max(C, nh v)]
     we_acts o_acts

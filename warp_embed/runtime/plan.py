@@ -217,7 +217,8 @@ def solve(sizes: Sizes, limit: int, context: int, kv: str, threads: int, speed: 
     return MemoryPlan(
         path=sizes.path, context=context, kv=kv, threads=threads, chunk=parts.chunk, trunk_bytes=sizes.trunk,
         codebook_bytes=sizes.codebooks, state_bytes=state, checkpoints=parts.checkpoints,
-        checkpoint_bytes=sizes.checkpoint, scratch_bytes=sizes.scratch(parts.chunk, threads), cache_bytes=cache,
+        checkpoint_bytes=sizes.checkpoint, scratch_bytes=sizes.scratch(context, parts.chunk, threads),
+        cache_bytes=cache,
         cache_slots=parts.slots, min_slots=sizes.min_slots, n_records=sizes.n_records, record_bytes=sizes.record,
         floor_bytes=floor, budget_bytes=max(floor, parts.fixed + cache) if resident else limit, limit_bytes=limit,
         latent_bytes=state - sizes.state(1, kv), rungs=ladder(floor, full, at) if sizes.n_records else (),
@@ -239,7 +240,7 @@ def _divide(sizes: Sizes, limit: int, context: int, kv: str, threads: int) -> _P
 def _divide_for(sizes: Sizes, limit: int, context: int, kv: str, threads: int, most: int) -> _Parts:
     """The chunk goes first: it is halved while its scratch takes more than an eighth."""
     chunk, least = min(context, most), sizes.cache(sizes.min_slots)
-    while chunk > CHUNK_MIN and (sizes.scratch(chunk, threads) > limit // 8
+    while chunk > CHUNK_MIN and (sizes.scratch(context, chunk, threads) > limit // 8
                                  or sizes.fixed(context, kv, chunk, threads) + least > limit):
         chunk = max(CHUNK_MIN, chunk // 2)
     fixed = sizes.fixed(context, kv, chunk, threads)

@@ -27,12 +27,12 @@ class Sizes:
     token_records: int                          # experts of a token, all layers
     state: Callable[[int, str], int]            # (context, kv)
     checkpoint: int
-    scratch: Callable[[int, int], int]          # (chunk, threads)
+    scratch: Callable[[int, int, int], int]     # (context, chunk, threads)
     cache: Callable[[int], int]                 # (slots)
 
     def fixed(self, context: int, kv: str, chunk: int, threads: int) -> int:
         """All but the cache."""
-        return self.trunk + self.codebooks + self.state(context, kv) + self.scratch(chunk, threads)
+        return self.trunk + self.codebooks + self.state(context, kv) + self.scratch(context, chunk, threads)
 
     @property
     def min_slots(self) -> int:
@@ -72,4 +72,4 @@ def measure(manifest: Manifest) -> Sizes:
         record=int(layout.record_bytes) if layout is not None else 0, n_records=layers * config.n_experts,
         n_experts=config.n_experts, top_k=config.top_k, token_records=layers * config.top_k, cache=cache,
         state=lambda context, kv: int(state_bytes(config, context, kv)), checkpoint=int(checkpoint_bytes(config)),
-        scratch=lambda chunk, threads: int(scratch_bytes(config, chunk, threads)))
+        scratch=lambda context, chunk, threads: int(scratch_bytes(config, context, chunk, threads)))

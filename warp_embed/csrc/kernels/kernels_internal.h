@@ -84,6 +84,10 @@ void we_ref_kda(const we_kda_args *a);
 void we_ref_latent_store(void *latent, const float *c, const float *key, size_t r, size_t rope, we_kv kv);
 void we_ref_latent_load(float *y, const void *latent, size_t r, size_t rope, we_kv kv);
 void we_ref_mla(const we_mla_args *a);
+void we_ref_mla_fold(float *o, float *softmax, const float *part, const float *part_softmax, size_t r);
+
+/* Results of every (token, head) before its first tile; where the last latent that is looked at ends. */
+size_t we_mla_start(const we_mla_args *a);
 
 /* The router with a level's own sigmoid. */
 void we_route_by(void (*sigmoid)(float *, const float *, size_t), const we_router *r, const float *logits, int32_t *idx,

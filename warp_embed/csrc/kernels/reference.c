@@ -82,6 +82,11 @@ static void add_scaled(float *y, float a, const float *x, size_t n)
     for (size_t i = 0; i < n; i++) y[i] += a * x[i];
 }
 
+static void divide(float *y, const float *x, float a, size_t n)
+{
+    for (size_t i = 0; i < n; i++) y[i] = x[i] / a;
+}
+
 static void silu_mul(float *y, const float *gate, const float *up, size_t n)
 {
     for (size_t i = 0; i < n; i++) y[i] = (float)(gate[i] * sigmoid64(gate[i])) * up[i];
@@ -250,10 +255,12 @@ const we_kernels we_reference = {
     .decode_rows = we_ref_decode_rows, .encode_q8g = we_ref_encode_q8g, .encode_q4g = we_ref_encode_q4g,
     .vq_encode = we_ref_vq_encode,
     .quantize = we_ref_quantize, .matmul = we_ref_matmul, .matmul_t = we_ref_matmul_t,
-    .add = add, .add_scaled = add_scaled, .silu_mul = silu_mul, .situ_mul = situ_mul, .mul_sigmoid = mul_sigmoid,
+    .add = add, .add_scaled = add_scaled, .divide = divide, .silu_mul = silu_mul, .situ_mul = situ_mul,
+    .mul_sigmoid = mul_sigmoid,
     .rms_norm = rms_norm, .rms_norm_gated = rms_norm_gated, .l2_norm = l2_norm, .mix_rows = mix_rows,
     .short_conv = we_ref_short_conv, .decay_softplus = we_ref_decay_softplus, .decay_bounded = we_ref_decay_bounded,
     .kda = we_ref_kda,
     .latent_store = we_ref_latent_store, .latent_load = we_ref_latent_load, .mla = we_ref_mla,
+    .mla_fold = we_ref_mla_fold,
     .route = route, .argmax = argmax, .log_sum_exp = log_sum_exp,
 };

@@ -166,35 +166,42 @@ static void mla_tile(const float *q, const float *tile, size_t seen, size_t r, s
 
 void we_ref_mla(const we_mla_args *a)
 {
-    const size_t width = a->r + a->rope, n_heads = a->head_end - a->head_begin;
-    const size_t latent_bytes = we_latent_bytes(a->r, a->rope, a->kv);
-    float *tile = a->work, *softmax = a->work + WE_LATENT_TILE * (width + 8);   /* [n][n_heads][largest, sum] */
-    for (size_t t = 0; t < a->n; t++) {
-        for (size_t h = 0; h < n_heads; h++) {
-            float *o = a->o + (t * a->heads + a->head_begin + h) * a->r;
-            for (size_t i = 0; i < a->r; i++) o[i] = 0;
-            softmax[2 * (t * n_heads + h)] = -INFINITY;
-            softmax[2 * (t * n_heads + h) + 1] = 0;
-        }
-    }
-    const size_t end = a->n ? a->position + a->n : 0;
-    for (size_t begin = 0; begin < end; begin += WE_LATENT_TILE) {
+    const size_t width = a->r + a->rope, latent_bytes = we_latent_bytes(a->r, a->rope, a->kv);
+    const size_t end = we_mla_start(a);
+    float *tile = a->work;
+    for (size_t begin = a->begin; begin < end; begin += WE_LATENT_TILE) {
         const char *block = (const char *)a->blocks[begin / WE_LATENT_TILE];
         for (size_t s = 0; s < we_min(WE_LATENT_TILE, end - begin); s++)
             we_ref_latent_load(tile + s * width, block + s * latent_bytes, a->r, a->rope, a->kv);
         for (size_t t = begin > a->position ? begin - a->position : 0; t < a->n; t++) {
             const size_t seen = we_min(WE_LATENT_TILE, a->position + t + 1 - begin);
-            for (size_t h = 0; h < n_heads; h++) {
-                const size_t at = t * a->heads + a->head_begin + h;
-                float *state = softmax + 2 * (t * n_heads + h);
-                mla_tile(a->q + at * width, tile, seen, a->r, width, a->scale, a->o + at * a->r, state, state + 1);
+            for (size_t h = 0; h < a->heads; h++) {
+                float *state = a->softmax + 2 * (t * a->heads + h);
+                mla_tile(a->q + t * a->q_stride + h * width, tile, seen, a->r, width, a->scale,
+                         a->o + t * a->o_stride + h * a->r, state, state + 1);
             }
         }
     }
+}
+
+size_t we_mla_start(const we_mla_args *a)
+{
     for (size_t t = 0; t < a->n; t++) {
-        for (size_t h = 0; h < n_heads; h++) {
-            float *o = a->o + (t * a->heads + a->head_begin + h) * a->r;
-            for (size_t i = 0; i < a->r; i++) o[i] /= softmax[2 * (t * n_heads + h) + 1];
+        memset(a->o + t * a->o_stride, 0, a->heads * a->r * sizeof *a->o);
+        for (size_t h = 0; h < a->heads; h++) {
+            a->softmax[2 * (t * a->heads + h)] = -INFINITY;
+            a->softmax[2 * (t * a->heads + h) + 1] = 0;
         }
     }
+    return a->n ? we_min(a->end, a->position + a->n) : 0;
+}
+
+void we_ref_mla_fold(float *o, float *softmax, const float *part, const float *part_softmax, size_t r)
+{
+    if (part_softmax[1] == 0) return;                       /* a sum is 0 only where nothing is seen */
+    const float above = softmax[0] > part_softmax[0] ? softmax[0] : part_softmax[0];
+    const float shrink = expf(softmax[0] - above), part_shrink = expf(part_softmax[0] - above);
+    for (size_t i = 0; i < r; i++) o[i] = o[i] * shrink + part[i] * part_shrink;
+    softmax[0] = above;
+    softmax[1] = softmax[1] * shrink + part_softmax[1] * part_shrink;
 }

@@ -212,34 +212,24 @@ EXPANDED void mla_heads(const mla_tile *tile, const float *q, float *o, float *s
     for (; i < tile->r; i += 16) values(tile, o, i, we_min(16, tile->r - i), shrink, score, n_heads, 1);
 }
 
-/* All heads of the range, of token t, by one tile. */
-static void mla_token(const we_mla_args *a, const mla_tile *tile, size_t t, float *softmax,
-                      float score[][WE_LATENT_TILE])
+/* All heads of token t by one tile. */
+static void mla_token(const we_mla_args *a, const mla_tile *tile, size_t t, float score[][WE_LATENT_TILE])
 {
-    size_t h = a->head_begin;
-    for (; h + MLA_HEADS <= a->head_end; h += MLA_HEADS, softmax += 2 * MLA_HEADS) {
-        const size_t at = t * a->heads + h;
-        mla_heads(tile, a->q + at * tile->width, a->o + at * a->r, softmax, score, MLA_HEADS);
-    }
-    for (; h < a->head_end; h++, softmax += 2) {
-        const size_t at = t * a->heads + h;
-        mla_heads(tile, a->q + at * tile->width, a->o + at * a->r, softmax, score, 1);
-    }
+    const float *q = a->q + t * a->q_stride;
+    float *o = a->o + t * a->o_stride, *softmax = a->softmax + 2 * t * a->heads;
+    size_t h = 0;
+    for (; h + MLA_HEADS <= a->heads; h += MLA_HEADS)
+        mla_heads(tile, q + h * tile->width, o + h * a->r, softmax + 2 * h, score, MLA_HEADS);
+    for (; h < a->heads; h++) mla_heads(tile, q + h * tile->width, o + h * a->r, softmax + 2 * h, score, 1);
 }
 
 void we_avx512_mla(const we_mla_args *a)
 {
-    const size_t width = a->r + a->rope, n_heads = a->head_end - a->head_begin, end = a->n ? a->position + a->n : 0;
-    const size_t latent_bytes = we_latent_bytes(a->r, a->rope, a->kv);
-    float *decoded = a->work, *softmax = a->work + WE_LATENT_TILE * (width + 8);
+    const size_t width = a->r + a->rope, latent_bytes = we_latent_bytes(a->r, a->rope, a->kv);
+    const size_t end = we_mla_start(a);
+    float *decoded = a->work;
     float (*score)[WE_LATENT_TILE] = (float (*)[WE_LATENT_TILE])(void *)(decoded + WE_LATENT_TILE * width);
-    for (size_t t = 0; t < a->n; t++)
-        memset(a->o + (t * a->heads + a->head_begin) * a->r, 0, n_heads * a->r * sizeof *a->o);
-    for (size_t i = 0; i < a->n * n_heads; i++) {
-        softmax[2 * i] = -INFINITY;
-        softmax[2 * i + 1] = 0;
-    }
-    for (size_t begin = 0; begin < end; begin += WE_LATENT_TILE) {
+    for (size_t begin = a->begin; begin < end; begin += WE_LATENT_TILE) {
         const char *block = (const char *)a->blocks[begin / WE_LATENT_TILE];
         mla_tile tile = {(const float *)(const void *)block, 0, width, a->r, a->scale};
         for (size_t s = 0; a->kv != WE_KV_F32 && s < we_min(WE_LATENT_TILE, end - begin); s++)
@@ -247,14 +237,8 @@ void we_avx512_mla(const we_mla_args *a)
         if (a->kv != WE_KV_F32) tile.latents = decoded;
         for (size_t t = begin > a->position ? begin - a->position : 0; t < a->n; t++) {
             tile.seen = we_min(WE_LATENT_TILE, a->position + t + 1 - begin);
-            mla_token(a, &tile, t, softmax + 2 * t * n_heads, score);
+            mla_token(a, &tile, t, score);
         }
-    }
-    for (size_t i = 0; i < a->n * n_heads; i++) {
-        float *o = a->o + (i / n_heads * a->heads + a->head_begin + i % n_heads) * a->r;
-        const __m512 sum = _mm512_set1_ps(softmax[2 * i + 1]);
-        for (size_t c = 0; c < a->r; c += 16)
-            store_some(o + c, _mm512_div_ps(load_some(o + c, a->r - c), sum), a->r - c);
     }
 }
 
