@@ -62,7 +62,8 @@ def environment():
     if sys.platform != "linux":
         raise ValueError("the disk to test against needs Linux's LD_PRELOAD and /proc")
     library = str(build("disk", ["disk.c"], FLAGS, ["-ldl", "-lpthread"]))
-    return {**os.environ, "LD_PRELOAD": " ".join([library, *shlex.split(os.environ.get("LD_PRELOAD", ""))])}
+    # Last: a sanitizer's library has to come first, and hands its reads on.
+    return {**os.environ, "LD_PRELOAD": " ".join([*shlex.split(os.environ.get("LD_PRELOAD", "")), library])}
 
 
 def run(program, *arguments, timeout=300):
