@@ -29,6 +29,7 @@ print(json.dumps([plan.disk_bytes_per_s / rate, plan.disk_direct, token_s, trunk
 """
 
 
+@pytest.mark.slow                       # what it compares are times
 @pytest.mark.parametrize("rate", [3e7])
 def test_a_slow_disk_is_measured_and_decides(run_on_disk, tmp_path, rate):
     """Predicted for the reads that were needed: how many these are depends on the text."""
