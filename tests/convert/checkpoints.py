@@ -4,6 +4,8 @@ import struct
 
 import numpy as np
 
+from warp_embed.convert.source import open_source
+from warp_embed.errors import WarpError
 from warp_embed.runtime.config import ModelConfig
 
 ITEMS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E8M0": "u1", "U8": "u1"}
@@ -111,3 +113,19 @@ def write_checkpoint(directory, config=None, tensors=None, shards=1):
     (directory / "model.safetensors.index.json").write_text(
         json.dumps({"metadata": {"total_size": 0}, "weight_map": weight_map}))
     return values
+
+
+def count_refusals(path, length, seed, times):
+    """Damage a checkpoint's file within its first `length` bytes, again and again. Whatever happens to it: the
+    checkpoint opens, or one of our errors says why not; how often that was."""
+    whole, rng, refused = path.read_bytes(), np.random.default_rng(seed), 0
+    for _ in range(times):
+        data = bytearray(whole)
+        for place in rng.integers(0, length, int(rng.integers(1, 4))):
+            data[place] = rng.choice(list(b'0129-.e"{}[],:nt\0\xff'))
+        path.write_bytes(data)
+        try:
+            open_source(path.parent).close()
+        except (WarpError, FileNotFoundError):
+            refused += 1
+    return refused

@@ -3,11 +3,11 @@ import json
 
 import numpy as np
 import pytest
-from checkpoints import random_tensors, small_config, to_bf16, write_checkpoint, write_safetensors
+from checkpoints import count_refusals, random_tensors, small_config, to_bf16, write_checkpoint, write_safetensors
 
 from warp_embed.convert import convert
 from warp_embed.convert.source import container_config, open_source
-from warp_embed.errors import FormatError, UnsupportedModel, WarpError
+from warp_embed.errors import FormatError, UnsupportedModel
 from warp_embed.runtime.manifest import Manifest
 
 EXPERT = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
@@ -305,16 +305,6 @@ def test_documents_damaged_anywhere(tmp_path, file):
     """Whatever happens to a header, config or index: it opens, or one of our errors says why not."""
     write_checkpoint(tmp_path, shards=2 if "index" in file else 1)
     path = tmp_path / file
-    whole, rng = path.read_bytes(), np.random.default_rng(11)
+    whole = path.read_bytes()
     length = 8 + int.from_bytes(whole[:8], "little") if file == "model.safetensors" else len(whole)
-    refused = 0
-    for _ in range(150):
-        data = bytearray(whole)
-        for place in rng.integers(0, length, int(rng.integers(1, 4))):
-            data[place] = rng.choice(list(b'0129-.e"{}[],:nt\0\xff'))
-        path.write_bytes(data)
-        try:
-            open_source(tmp_path).close()
-        except (WarpError, FileNotFoundError):
-            refused += 1
-    assert refused > 50
+    assert count_refusals(path, length, seed=11, times=150) > 50
