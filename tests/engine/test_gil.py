@@ -81,14 +81,19 @@ def test_the_count_sees_a_hold():
 
 
 def calls(path, folder):
-    """(name, call) of every public method that may take longer than a millisecond, but for the tokenizer's encode:
-    tiktoken makes its list of ids with the GIL held, 1 to 5 ms for a book of 150,000 characters."""
+    """(name, call) of every public method that may take longer than a millisecond."""
     model = Model.open(path, context=4096, threads=1)
     session = model.session()
     ids = np.random.default_rng(1).integers(0, 512, 700)
     demo = Model.open(warp_embed.demo_path(), context=1024)
     chat = demo.chat()
     state = io.BytesIO()
+    book = "A sentence, and another one.\nThen a paragraph. 第一章，中文。 " * 4000
+    book_ids = demo.tokenizer.encode(book)
+    yield "encode", lambda: demo.tokenizer.encode(book)
+    yield "encode_markup", lambda: demo.tokenizer.encode_markup(book)
+    yield "decode", lambda: demo.tokenizer.decode(book_ids)
+    yield "count_tokens", lambda: chat.count_tokens(book)
     yield "Model.open", lambda: Model.open(path, context=4096).close()
     yield "plan", lambda: warp_embed.plan(path)
     yield "prefill", lambda: session.prefill(ids)
@@ -99,6 +104,7 @@ def calls(path, folder):
     yield "fork", lambda: session.fork().close()
     yield "sync", lambda: session.sync([*ids[:300], 1, 2])
     yield "rewind", lambda: session.rewind(200)
+    yield "tokens", lambda: session.tokens
     yield "save", lambda: session.save(folder / "a.state")
     yield "save to a stream", lambda: session.save(state)
     yield "restore", lambda: model.restore(folder / "a.state").close()

@@ -106,7 +106,35 @@ def test_the_cuts_follow_the_definition():
     for _ in range(20):
         runs = [1, 3, 24_999, 25_000, 25_001, 60_000]
         text = "".join(rng.choice([" ", "\u2003", "\x1c", "a", "中"]) * rng.choice(runs) for _ in range(8))[:400_000]
-        assert list(module._pieces(text)) == upstream_cuts(text, 25_000)
+        assert list(module._parts(text)) == upstream_cuts(text, 25_000)
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """Any two bytes are a token: a cut inside a match nearly always changes the ids."""
+    tiktoken = pytest.importorskip("tiktoken")
+    singles = [bytes([byte]) for byte in range(256)]
+    ranks = {token: rank for rank, token in enumerate([*singles, *(a + b for a in singles for b in singles)])}
+    return tiktoken.Encoding("pairs", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
+
+
+def test_texts_in_pieces_have_the_same_ids(pairs, monkeypatch):
+    def ids(text):
+        return [token for piece in module._pieces(text) for token in pairs(piece)]
+    rng = random.Random(6)
+    alphabets = "".join(TEXTS), " \r\n\t.,'aA1中。，〇\x1c\u0301", "".join(map(chr, range(0xd800)))
+    monkeypatch.setattr(module, "PIECE", 1)             # cut wherever a cut is possible
+    pieces = 0
+    for _ in range(10_000):
+        text = "".join(rng.choice(rng.choice(alphabets)) for _ in range(rng.randint(1, 50)))
+        pieces += len(list(module._pieces(text)))
+        assert ids(text) == pairs(text), ascii(text)
+    assert pieces > 30_000
+
+
+@pytest.mark.parametrize("text", ["the thing in the", "f();\n", "x\n\n    ", "中文字，中文。", "a\tb\r\n", ".\n\n "])
+def test_pieces_of_ordinary_text_are_short(text):
+    assert max(map(len, module._pieces(text * 5000))) <= module.PIECE + len(text)
 
 
 # ---- markup ----

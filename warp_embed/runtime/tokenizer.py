@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from warp_embed.errors import FormatError
 from warp_embed.runtime.fields import load_json
+from warp_embed.runtime.tokens import PIECE, as_ids, give_way
 
 if TYPE_CHECKING:
     import tiktoken
@@ -48,7 +49,14 @@ _RANK_LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) ([0-9]{1,8})")
 # The release cuts long inputs there before it encodes; the cuts change ids, so they are part of the format.
 _CUT_CHARS = 400_000
 _CUT_RUN = 25_000
-_RUN = re.compile(r"\s+|\S+")
+
+# Where PATTERN always ends one match and begins the next, whatever stands around: cuts there change no ids. What can
+# match the character in front of such a place cannot match the one behind it, and does not look at it.
+_BORDER = re.compile("|".join((
+    r"(?<=\S)(?=[ \t])",
+    r"(?<=[\r\n])(?=[ \t]*\S)",
+    r"(?<=[\u4e00-\u9fa5])(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])",     # a Han character, its punctuation
+)))
 
 
 class Tokenizer:
@@ -102,10 +110,9 @@ class Tokenizer:
         ------
         UnicodeEncodeError      the text has a lone surrogate.
         """
-        encode = self._bpe().encode_ordinary
         ids: list[int] = []
-        for piece in _pieces(_checked(text)):
-            ids += encode(piece)                # no loop over ids here: it would keep the GIL for milliseconds
+        for part in _parts(text):
+            self._encode_part(part, ids)
         return ids
 
     def encode_markup(self, text: str) -> list[int]:
@@ -113,23 +120,35 @@ class Tokenizer:
         if self._split is None:
             return self.encode(text)
         ids: list[int] = []
-        encode = self._bpe().encode_ordinary
-        for piece in _pieces(_checked(text)):
-            for part in self._split.split(piece):
-                if part in self.special:
-                    ids.append(self.special[part])
-                elif part:
-                    ids += encode(part)
+        for part in _parts(text):
+            for words in self._split.split(part):
+                if words in self.special:
+                    ids.append(self.special[words])
+                else:
+                    self._encode_part(words, ids)
         return ids
+
+    def _encode_part(self, part: str, ids: list[int]) -> None:
+        """Add the ids of a part of a text. tiktoken works without the GIL, and lists the ids of a piece with it."""
+        encode = self._bpe().encode_ordinary
+        for piece in _pieces(part):
+            ids += encode(piece)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids. Reserved ids are nothing; bytes that are not UTF-8 become U+FFFD.
 
         Raises
         ------
+        TypeError       something that is no integer.
         ValueError      an id is outside the vocabulary.
         """
-        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+        decoder, bytes_of, text = _decoder(), self._named.get, []
+        for begin in range(0, len(ids), PIECE):
+            if begin:
+                give_way()
+            piece = as_ids(ids[begin:begin + PIECE], self.vocab).tolist()
+            text.append(decoder.decode(b"".join([bytes_of(token, b"") for token in piece])))
+        return "".join(text) + decoder.decode(b"", True)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one id; a character may need the bytes of several."""
@@ -161,7 +180,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes_of = tokenizer.token_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = _decoder()
 
     @property
     def pending(self) -> bool:
@@ -242,29 +261,51 @@ class StopFilter:
         return end
 
 
-def _checked(text: str) -> str:
-    """Refuse lone surrogates, and what is no text, before any work."""
-    if not isinstance(text, str):
-        raise TypeError(f"text is expected, not {type(text).__name__}")
-    if not text.isascii():
-        text.encode("utf-8")
-    return text
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _parts(text: str) -> Iterator[str]:
     """The text as the release cuts it: every 400,000 characters, and in those where a run of white space, or of
     anything else, would pass 25,000."""
-    if len(text) <= _CUT_RUN:
-        yield text
-        return
+    if not isinstance(text, str):
+        raise TypeError(f"text is expected, not {type(text).__name__}")
     for begin in range(0, len(text), _CUT_CHARS):
-        part = text[begin:begin + _CUT_CHARS]
-        start = 0
-        for run in _RUN.finditer(part):
-            for cut in range(run.start() + _CUT_RUN, run.end(), _CUT_RUN):
-                yield part[start:cut]
-                start = cut
-        yield part[start:]
+        cut_chars = text[begin:begin + _CUT_CHARS]
+        start = run = 0                         # of the part, and of a run in it
+        while len(cut_chars) - run > _CUT_RUN:
+            window = cut_chars[run:run + _CUT_RUN + 1]
+            last = _last_run(window)            # all runs before it are shorter
+            run += last or _CUT_RUN
+            if last == 0:                       # the window is one run, and too long
+                yield cut_chars[start:run]
+                start = run
+        yield cut_chars[start:]
+
+
+def _last_run(text: str) -> int:
+    """Where the run begins that ends with the text."""
+    words = text.rstrip()
+    return len(words) if len(words) < len(text) else len(text) - len(text.rsplit(None, 1)[-1])
+
+
+def _pieces(part: str) -> Iterator[str]:
+    """A part of a text in pieces of about PIECE characters that give the same ids: all cuts are at a border."""
+    begin = 0
+    while len(part) - begin > PIECE:
+        border = _BORDER.search(part, begin + PIECE)
+        if border is None:
+            break
+        yield _checked(part[begin:border.start()])
+        begin = border.start()
+    yield _checked(part[begin:])
+
+
+def _checked(piece: str) -> str:
+    """Refuse lone surrogates: tiktoken would replace them."""
+    if not piece.isascii():
+        piece.encode("utf-8")
+    return piece
 
 
 def _read_ranks(path: Path, vocab: int | None, digest: Any) -> dict[bytes, int]:
