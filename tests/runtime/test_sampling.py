@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from warp_embed.errors import NumericError
-from warp_embed.runtime.sampling import Sampling, choose
+from warp_embed.runtime.sampling import Sampling, _uniform, choose
 
 LOGITS = np.log(np.array([0.05, 0.4, 0.1, 0.3, 0.15], np.float32))
 
@@ -92,6 +92,13 @@ def test_the_random_number_depends_on_seed_and_position_only():
     assert [choose(flat, Sampling(temperature=1.0, seed=11), 99, p, ())[0] for p in range(100)] == first
     assert len({*first, *(choose(flat, hot, 12, p, ())[0] for p in range(100))}) > 190
     choose(flat, hot, 2**64 - 1, 2**40, ())
+
+
+def test_the_random_number_is_that_of_philox():
+    for seed in (0, 1, 2**63 + 5, 2**64 - 1):
+        for position in (0, 1, 255, 2**40):
+            word = int(np.random.Philox(key=seed, counter=position).random_raw())
+            assert _uniform(seed, position) == (word >> 11) * 2.0 ** -53
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-30, 1e-4, 1e30, 1.7e308])

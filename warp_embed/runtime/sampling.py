@@ -15,7 +15,7 @@ import numpy.typing as npt
 from warp_embed.errors import NumericError
 
 Floats = npt.NDArray[np.floating[Any]]
-_FIRST_CANDIDATES = 1024            # top_p looks at so many before it looks at more
+_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,11 @@ def choose(logits: Floats, sampling: Sampling, seed: int, position: int,
     if allowed is not None:
         changed = np.where(allowed, changed, -np.inf)
     token = int(changed.argmax())                       # the lowest of equals
-    if changed[token] == -math.inf:
+    best = float(changed[token])
+    if best == -math.inf:
         raise ValueError("logit_bias forbids every token" + ("" if allowed is None else " that the grammar allows"))
-    if sampling.temperature > 0.0 and sampling.top_k != 1 and changed[token] < math.inf:
-        token = _draw(changed, token, sampling, _uniform(seed if sampling.seed is None else sampling.seed, position))
+    if sampling.temperature > 0.0 and sampling.top_k != 1 and best < math.inf:
+        token = _draw(changed, best, sampling, _uniform(seed if sampling.seed is None else sampling.seed, position))
     chosen = float(logits[token])
     if chosen == math.inf:                              # the limit: all infinite ones share the probability
         return token, -math.log(np.count_nonzero(logits == math.inf))
@@ -145,23 +146,25 @@ def _adjust(logits: Floats, sampling: Sampling, tokens: Iterable[int]) -> Floats
     return changed
 
 
-def _draw(logits: Floats, best: int, sampling: Sampling, uniform: float) -> int:
-    """The token at `uniform` in [0, 1) of the distribution that is left after temperature, top_k, top_p and min_p."""
+def _draw(logits: Floats, best: float, sampling: Sampling, uniform: float) -> int:
+    """The token at `uniform` in [0, 1) of the distribution that is left after temperature, top_k, top_p and min_p.
+
+    best: the largest of the logits.
+    """
     ids: npt.NDArray[np.intp] | None = None             # None: all, in order
     if 0 < sampling.top_k < len(logits):
         ids = _largest(logits, sampling.top_k)
         logits = logits[ids]
-    top = float(logits.max())
     with np.errstate(over="ignore"):                    # a tiny temperature: differences become -inf, as they should
-        weight = np.exp((logits.astype(np.float64) - top) / sampling.temperature)
+        weight = np.exp((logits.astype(np.float64) - best) / sampling.temperature)
     if sampling.top_p < 1.0:
         kept = _nucleus(weight, sampling.top_p)
         ids = kept if ids is None else ids[kept]
         weight = weight[kept]
     if sampling.min_p > 0.0:
         weight = np.where(weight >= sampling.min_p, weight, 0.0)        # the most probable has weight 1
-    sums = np.cumsum(weight)
-    place = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+    sums = weight.cumsum()
+    place = int(sums.searchsorted(uniform * float(sums[-1]), side="right"))
     if place == len(sums):                              # the product was rounded up to the sum
         place = int(np.flatnonzero(weight)[-1])
     return place if ids is None else int(ids[place])
@@ -177,21 +180,22 @@ def _largest(values: Floats, k: int) -> npt.NDArray[np.intp]:
 
 def _nucleus(weight: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.intp]:
     """Indices of the fewest weights that make up `share` of the sum, at least one; the heaviest first."""
-    wanted = share * weight.sum()
-    count = min(_FIRST_CANDIDATES, len(weight))
-    while True:                                         # sorts a few thousand in place of the vocabulary
-        some = _largest(weight, count) if count < len(weight) else np.arange(len(weight))
-        some = some[np.argsort(-weight[some], kind="stable")]
-        sums = np.cumsum(weight[some])
-        if sums[-1] >= wanted or count == len(weight):
-            return some[:int(np.searchsorted(sums, wanted)) + 1]
-        count = min(count * 8, len(weight))
+    total = float(weight.sum())
+    # What is lighter makes up less than the rest of the sum, even if it is all the others: it need not be sorted.
+    some = np.flatnonzero(weight >= (1.0 - share) * total / len(weight))
+    some = some[(-weight[some]).argsort(kind="stable")]
+    return some[:int(weight[some].cumsum().searchsorted(share * total)) + 1]
 
 
 def _uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on nothing but (seed, position)."""
-    word = int(np.random.Philox(key=seed, counter=position).random_raw())
-    return (word >> 11) * 2.0 ** -53
+    """A number in [0, 1) that depends on nothing but (seed, position): Philox4x64-10, as numpy.random.Philox has it."""
+    a, b, c, d = position + 1, 0, 0, 0
+    key, other_key = seed, 0
+    for _ in range(10):
+        low, high = a * 0xD2E7470EE14C6C93, c * 0xCA5A826395121157
+        a, b, c, d = (high >> 64) ^ b ^ key, high & _WORD, (low >> 64) ^ d ^ other_key, low & _WORD
+        key, other_key = (key + 0x9E3779B97F4A7C15) & _WORD, (other_key + 0xBB67AE8584CAA73B) & _WORD
+    return (a >> 11) * 2.0 ** -53
 
 
 def _log_sum_exp(logits: Floats) -> float:
