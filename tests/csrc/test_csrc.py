@@ -16,10 +16,11 @@ PROGRAMS = {                            # program: what it is linked with
     "test_record": ["record.c"],
     "test_cache": ["cache.c", "cache_slots.c", "cache_reader.c", "record.c"],
     "test_cache_threads": ["cache.c", "cache_slots.c", "cache_reader.c", "record.c"],
+    "test_load": ["load.c", "record.c", "platform_posix.c"],
     "test_platform": ["platform_posix.c"],
     "test_governor": ["governor.c", "platform_watch_posix.c"],
 }
-THREADED = ("test_pool", "test_cache", "test_cache_threads", "test_governor")
+THREADED = ("test_pool", "test_cache", "test_cache_threads", "test_load", "test_governor")
 ALLOC = ["-Dmalloc=test_malloc", "-Dcalloc=test_calloc", "-Drealloc=test_realloc"]       # see alloc.h
 ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 THREAD = ["-fsanitize=thread"]
