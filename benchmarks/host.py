@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import warp_embed
-from benchmarks import report
+from benchmarks import overhead, report
 from benchmarks.native import machine
 from warp_embed import Model, Sampling
 
@@ -287,11 +287,11 @@ def lend(session, budget):
 
 
 COLUMNS = ["call", "n", "median", "p99", "worst", "p99 excess", "worst excess"]
-PARTS = {"heartbeats": heartbeats, "qt": qt_loop, "budgets": budgets, "frames": frames}
+PARTS = {"heartbeats": heartbeats, "qt": qt_loop, "budgets": budgets, "frames": frames, "overhead": overhead.measure}
 
 
 def plot(document, axes):
-    rows = document["rows"]
+    rows = [row for row in document["rows"] if "p99" in row]
     axes.barh([row["call"] for row in rows], [row["p99"] for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel("ms late, p99")

@@ -233,5 +233,8 @@ def test_host_reports_every_call_beside_its_control(report, capsys):
     calls = {row["call"] for row in rows}
     assert calls >= {"control", "open, close", "prefill", "step", "generate", "chat", "rewind", "sync", "fork", "save",
                      "restore", "encode", "decode", "step(budget_s=0.004)", "60 Hz, control", "60 Hz, model"}
-    assert all(0 < row["n"] and row["p99"] <= row["worst"] for row in rows)
+    assert all(0 < row["n"] and row.get("p99", 0) <= row.get("worst", 0) for row in rows)
+    tokens = {row["call"]: row for row in rows if "p10 excess" in row}
+    assert {"engine alone", "step(token=7)", "step()", "generate()"} <= tokens.keys()
+    assert all(0 < row["p10"] <= row["median"] for row in tokens.values()) and tokens["engine alone"]["p10 excess"] == 0
     assert {"Qt, control", "Qt, decode"} <= calls or "No Qt loop" in capsys.readouterr().out
