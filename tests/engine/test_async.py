@@ -118,6 +118,39 @@ def test_a_cancelled_generation_is_over_when_the_task_is(model, prompt):
             run(cancel_after(seconds))
 
 
+@pytest.mark.parametrize("work", ["aprefill", "agenerate"])
+def test_one_cancel_is_enough_even_before_the_call_begins(model, monkeypatch, work):
+    began, asked, cancels = threading.Event(), threading.Event(), []
+    begin, cancel = warp_embed.Session._begin, warp_embed.Session.cancel
+
+    def late(session):                                  # an earlier cancel would be forgotten here
+        began.set()
+        assert asked.wait(30)
+        return begin(session)
+
+    def counted(session):
+        cancels.append(session)
+        cancel(session)
+        asked.set()
+
+    async def cancelled():
+        call = getattr(session, work)([1, 2, 3, 4] * 900)
+        task = asyncio.ensure_future(call if work == "aprefill" else anext(call))
+        while not began.is_set():
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(cancels) == 1 and session.position == 0
+
+    with model.session() as session:
+        monkeypatch.setattr(warp_embed.Session, "_begin", late)
+        monkeypatch.setattr(warp_embed.Session, "cancel", counted)
+        run(cancelled())
+        session.step(token=7)                           # what comes later is not stopped
+        assert session.position == 1
+
+
 def test_a_loop_that_is_left_leaves_the_session_at_its_last_token(model, prompt):
     async def some():
         tokens = []

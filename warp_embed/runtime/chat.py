@@ -330,6 +330,10 @@ class Chat(ChatCore):
         self._cancelled = True
         self.session.cancel()
 
+    def _stop(self, yes: bool) -> None:
+        self._cancelled = self._cancelled or yes
+        self.session._stop(yes)
+
     def close(self) -> None:
         """Close the session."""
         self.session.close()
@@ -370,7 +374,7 @@ class Chat(ChatCore):
 
     def _async(self, make: Callable[[], Iterator[str]]) -> AsyncGenerator[str, None]:
         from warp_embed.runtime import aio  # asyncio is for those who use it
-        return aio.iterate(make, self.cancel)
+        return aio.iterate(make, self._stop)
 
 
 def _text(value: Any) -> str:

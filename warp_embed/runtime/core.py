@@ -13,7 +13,7 @@ import numpy as np
 
 from warp_embed import _kernels
 from warp_embed.engine.turn import Turn, TurnUnless
-from warp_embed.errors import ContextFull, SessionClosed, StateError
+from warp_embed.errors import Cancelled, ContextFull, SessionClosed, StateError
 from warp_embed.runtime import statefile
 from warp_embed.runtime.checkpoints import INTERVAL, Checkpoint, Checkpoints
 from warp_embed.runtime.generation import Clock, Decoding, decode
@@ -46,6 +46,7 @@ class SessionCore:
         self._logits: np.ndarray | None = None      # of the last token, when they are known
         self._rows = [np.empty((1, model.config.vocab), np.float32) for _ in range(2)]
         self._seed = secrets.randbits(63)
+        self._stopped = False                       # whatever begins is cancelled
         self._turn = Turn(model._check, 0.0)
         self._pass = TurnUnless(model._lock, state.look)    # not a method of self: no cycle, no waiting for gc
         self._stream: TextStream | None = None
@@ -69,6 +70,8 @@ class SessionCore:
         state = self._state
         if state is not None and state.cancel(False):
             self._drop_pending(state)
+        if self._stopped:
+            raise Cancelled("cancelled before it began", position=self.position)
         return self._opened()           # last: a close() from now on cancels this call
 
     def _opened(self) -> State:

@@ -225,7 +225,7 @@ class Session(SessionCore):
         Cancelling the task cancels the reading; the session is free again when the CancelledError arrives.
         """
         from warp_embed.runtime import aio  # asyncio is for those who use it
-        return await aio.call(lambda: self.prefill(tokens, all_logits=all_logits, on_progress=on_progress), self.cancel)
+        return await aio.call(lambda: self.prefill(tokens, all_logits=all_logits, on_progress=on_progress), self._stop)
 
     def agenerate(self, prompt: str | Sequence[int] | None = None,
                   **options: Unpack[GenerateOptions]) -> AsyncGenerator[Token, None]:
@@ -235,7 +235,7 @@ class Session(SessionCore):
         ``break`` the session is at the last token that was given.
         """
         from warp_embed.runtime import aio
-        return aio.iterate(lambda: self.generate(prompt, **options), self.cancel)
+        return aio.iterate(lambda: self.generate(prompt, **options), self._stop)
 
     def cancel(self) -> None:
         """Ask a running prefill, step or generate to stop; it raises Cancelled (generate ends). Any thread, any time.
@@ -245,6 +245,12 @@ class Session(SessionCore):
         state = self._state
         if state is not None:
             state.cancel()
+
+    def _stop(self, yes: bool) -> None:
+        """Cancel what runs, and until _stop(False) what begins: for a caller who cannot see which of the two it is."""
+        self._stopped = yes
+        if yes:
+            self.cancel()
 
     def checkpoint(self) -> int:
         """Keep a state of the present position to :meth:`rewind` to cheaply; returns the position.
