@@ -45,7 +45,7 @@ cdef extern from "warp_embed/platform.h" nogil:
     void *we_pages_reserve(size_t bytes)
     void we_pages_give_back(void *p, size_t bytes)
     void we_pages_release(void *p, size_t bytes)
-    void we_pages_prefer_large(void *p, size_t bytes)
+    void we_pages_prefer_large(void *p, size_t bytes, int yes)
 
 cdef extern from "warp_embed/record.h" nogil:
     we_status we_record_layout_init(we_record_layout *layout, uint32_t width, uint32_t inter, we_fault *fault)

@@ -80,11 +80,13 @@ def crc32(data, unsigned int crc=0):
 # ------------------------------------------------------- files and memory ----
 
 cdef class Pages:
-    def __cinit__(self, size_t nbytes):
+    def __cinit__(self, size_t nbytes, bint large=False):
         self.nbytes = nbytes
         self.data = <unsigned char *>we_pages_reserve(nbytes)
         if self.data == NULL:
             raise MemoryError(f"{nbytes} bytes of memory were refused")
+        if large:
+            we_pages_prefer_large(self.data, nbytes, 1)
 
     def __dealloc__(self):
         with nogil:                             # to give back gigabytes takes a while
@@ -317,8 +319,7 @@ cdef class Trunk:
         self.entries = list(entries)
         self.index = {entry.name: i for i, entry in enumerate(self.entries)}
         self.nbytes = Trunk.bytes_needed(self.entries)
-        self.pages = Pages(self.nbytes)
-        we_pages_prefer_large(self.pages.data, self.nbytes)
+        self.pages = Pages(self.nbytes, large=True)
         self.matrices = <we_matrix *>calloc(max(1, len(self.entries)), sizeof(we_matrix))
         if self.matrices == NULL:
             raise MemoryError()

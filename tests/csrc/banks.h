@@ -85,10 +85,10 @@ static int pages_fail;
 void *we_pages_reserve(size_t bytes)
 {
     void *p = pages_fail ? NULL : aligned_alloc(WE_PAGE, (bytes + WE_PAGE - 1) / WE_PAGE * WE_PAGE);
-    if (p) memset(p, 0, bytes);
-    return p;
+    return p ? memset(p, 0, bytes) : NULL;
 }
 void we_pages_give_back(void *p, size_t bytes) { memset(p, 0, bytes); }
+void we_pages_prefer_large(void *p, size_t bytes, int yes) { (void)p, (void)bytes, (void)yes; }
 void we_pages_release(void *p, size_t bytes) { (void)bytes; free(p); }
 
 static void make_banks(void)

@@ -1,7 +1,9 @@
 """The expert cache: same bytes whatever its size, exact counters, failures that cost nothing else."""
 import os
 import random
+import re
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
@@ -148,10 +150,28 @@ def test_shrinking_keeps_the_most_used(built, open_store):
     assert store.stats()["misses"] == misses
 
 
+BIG = {**container.KIMI, "num_experts": 64, "num_hidden_layers": 2, "hidden_size": 256, "moe_intermediate_size": 256}
+
+
+def huge_pages_on_request():
+    try:
+        return "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return False
+
+
+def huge_bytes():
+    """Of this process, in huge pages."""
+    return int(re.search(r"AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())[1]) << 10
+
+
+def n_split():
+    """Huge pages that the system has split since it started."""
+    return int(re.search(r"thp_split_page (\d+)", Path("/proc/vmstat").read_text())[1])
+
+
 def test_shrinking_gives_memory_back(tmp_path, open_store):
-    config = {**container.KIMI, "num_experts": 64, "num_hidden_layers": 2, "hidden_size": 256,
-              "moe_intermediate_size": 256}
-    b = container.build(tmp_path / "big", config, experts="F32")
+    b = container.build(tmp_path / "big", BIG, experts="F32")
     store = open_store(b, 64)
     for expert in range(64):
         store.record(1, expert)
@@ -164,6 +184,24 @@ def test_shrinking_gives_memory_back(tmp_path, open_store):
     assert process.memory_info().rss < full - 50 * record           # room is not memory until it is used
     for expert in range(64):
         assert store.record(1, expert) == b.records[1, expert]
+
+
+@pytest.mark.skipif(not huge_pages_on_request(), reason="this system has no huge pages on request")
+def test_a_full_cache_has_huge_pages_and_a_shrunk_one_gives_all_back(tmp_path, open_store):
+    b = container.build(tmp_path / "big", BIG, experts="F32")
+    store = open_store(b, 64)
+    start = huge_bytes()
+    for expert in range(64):
+        store.record(1, expert)
+    record, process = len(b.records[1, 0]), psutil.Process()
+    assert huge_bytes() - start > 48 * record           # less at both ends
+    full, split = process.memory_info().rss, n_split()
+    store.resize(32)
+    assert full - process.memory_info().rss > 31 * record
+    assert n_split() > split                            # what a huge page shared with a slot that stays is free, too
+    for expert in range(64):
+        assert store.record(1, expert) == b.records[1, expert]
+    assert process.memory_info().rss < full - 31 * record
 
 
 def test_memory_is_counted(built, open_store):

@@ -209,12 +209,19 @@ static void unlist_detached(we_cache *c)
     c->n_empty = n;
 }
 
+/* Large pages while no slot's memory is given back. */
+static void prefer_large(we_cache *c, int yes)
+{
+    for (segment *s = c->segments; s; s = s->next) we_pages_prefer_large(s->data, s->bytes, yes);
+}
+
 void we_slots_settle(we_cache *c, uint32_t at)
 {
     const slot *s = &c->slots[at];
     if (c->n_active <= c->target || !(is_evictable(s) || s->state == SLOT_EMPTY)) return;
     detach(c, at);
     unlist_detached(c);
+    prefer_large(c, 0);
     we_pages_give_back(s->data, c->layout.record_bytes);
     c->gone[c->n_gone++] = at;
 }
@@ -272,6 +279,7 @@ static void shrink(we_cache *c)
 {
     uint32_t chain = detach_surplus(c), last = NOWHERE;
     if (chain == NOWHERE) return;
+    prefer_large(c, 0);
     os_unlock(&c->mutex);                           /* to give back gigabytes takes a while */
     for (uint32_t at = chain; at != NOWHERE; at = c->slots[at].next)
         we_pages_give_back(c->slots[at].data, c->layout.record_bytes);
@@ -317,6 +325,7 @@ static void grow(we_cache *c)
         c->active[c->n_active++] = at;
         c->empty[c->n_empty++] = at;
     }
+    if (c->n_active == c->n_slots) prefer_large(c, 1);
 }
 
 we_status we_cache_resize(we_cache *c, uint32_t slots, we_fault *fault)

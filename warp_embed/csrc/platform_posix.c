@@ -165,18 +165,16 @@ void *we_pages_reserve(size_t bytes)
     if (bytes == 0) return NULL;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
-#ifdef MADV_NOHUGEPAGE
-    madvise(p, bytes, MADV_NOHUGEPAGE);         /* a huge page would commit 2 MiB on one touch and undo give_back */
-#endif
+    we_pages_prefer_large(p, bytes, 0);         /* a huge page would commit 2 MiB on one touch and undo give_back */
     return p;
 }
 
-void we_pages_prefer_large(void *p, size_t bytes)
+void we_pages_prefer_large(void *p, size_t bytes, int yes)
 {
 #ifdef MADV_HUGEPAGE
-    madvise(p, whole_pages(bytes), MADV_HUGEPAGE);
+    madvise(p, whole_pages(bytes), yes ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #else
-    (void)p, (void)bytes;
+    (void)p, (void)bytes, (void)yes;
 #endif
 }
 
@@ -187,6 +185,9 @@ void we_pages_give_back(void *p, size_t bytes)
 #if defined(MADV_FREE_REUSABLE)
     madvise(p, bytes, MADV_FREE_REUSABLE);      /* macOS: DONTNEED would leave the pages resident */
 #else
+#if defined(__linux__) && defined(MADV_FREE)
+    madvise(p, bytes, MADV_FREE);               /* splits huge pages at both ends, which DONTNEED leaves whole */
+#endif
     madvise(p, bytes, MADV_DONTNEED);
 #endif
 }

@@ -139,7 +139,7 @@ void *we_pages_reserve(size_t bytes)
     return VirtualAlloc(NULL, bytes ? bytes : 1, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
 }
 
-void we_pages_prefer_large(void *p, size_t bytes) { (void)p, (void)bytes; }    /* would need a privilege */
+void we_pages_prefer_large(void *p, size_t bytes, int yes) { (void)p, (void)bytes, (void)yes; } /* needs a privilege */
 
 void we_pages_give_back(void *p, size_t bytes)
 {
