@@ -43,14 +43,17 @@ EXPANDED void kda_sweep(const we_kda_args *a, size_t t, size_t j, size_t n_cols,
 {
     const float *q = a->q + t * a->qk_stride, *k = a->k + t * a->qk_stride, *decay = a->decay + t * a->qk_stride;
     const float *S = (has_update ? a->S_out : a->S_in) + j;
+    const size_t dk = a->dk, dv = a->dv;        /* a store could change *a, for all that compilers know */
+    float *to = a->S_out + j;
     __m256 sk[KDA_VECTORS], sq[KDA_VECTORS], row[KDA_VECTORS];
     for (size_t v = 0; v < n_vecs; v++) sk[v] = sq[v] = _mm256_setzero_ps();
-    for (size_t i = 0; i < a->dk; i++) {
-        kda_row(S + i * a->dv, n_cols, decay[i], update, i, row, n_vecs, has_update);
+    for (size_t i = 0; i < dk; i++) {
+        const __m256 k_i = _mm256_set1_ps(k[i]), q_i = _mm256_set1_ps(q[i]);
+        kda_row(S + i * dv, n_cols, decay[i], update, i, row, n_vecs, has_update);
         for (size_t v = 0; v < n_vecs; v++) {
-            if (store) store_some(a->S_out + i * a->dv + j + 8 * v, row[v], n_cols - 8 * v);
-            sk[v] = _mm256_fmadd_ps(_mm256_set1_ps(k[i]), row[v], sk[v]);
-            sq[v] = _mm256_fmadd_ps(_mm256_set1_ps(q[i]), row[v], sq[v]);
+            if (store) store_some(to + i * dv + 8 * v, row[v], n_cols - 8 * v);
+            sk[v] = _mm256_fmadd_ps(k_i, row[v], sk[v]);
+            sq[v] = _mm256_fmadd_ps(q_i, row[v], sq[v]);
         }
     }
     const __m256 beta = _mm256_set1_ps(a->beta[t * a->beta_stride]), kq = _mm256_set1_ps(dot(k, q, a->dk));
@@ -87,9 +90,12 @@ EXPANDED void kda_columns(const we_kda_args *a, size_t j, size_t n_cols, const s
     kda_finish(a, j, n_cols, &before, &update, n_vecs, 1);
 }
 
-/* ---- one token: the same operations, whole rows at a time, so that memory is read in its order ---- */
+/* ---- one token: the same operations, whole rows at a time, so that memory is read in its order ----
+ *
+ * Two passes over a head: sums, then the update that writes. Memory is busy in both: the one that writes fetches the
+ * first three quarters of the next head, which commonly lies behind this one, the other the rest of its own. */
 
-enum { STEP_COLUMNS = 256, STEP_ROWS = 4, STEP_AHEAD = 4096 };
+enum { STEP_COLUMNS = 256, STEP_ROWS = 4, LINE = 16 };      /* LINE: floats of a cache line */
 
 /* Vector c of step_sums, n columns of it. */
 EXPANDED void step_sums_vector(const float *S, size_t dv, size_t n, const __m256 decay[STEP_ROWS],
@@ -99,7 +105,6 @@ EXPANDED void step_sums_vector(const float *S, size_t dv, size_t n, const __m256
     __m256 k_sum = _mm256_loadu_ps(sk), q_sum = _mm256_loadu_ps(sq);
     WE_UNROLL
     for (size_t r = 0; r < n_rows; r++) {
-        _mm_prefetch((const char *)(S + r * dv) + STEP_AHEAD, _MM_HINT_T0);
         const __m256 row = _mm256_mul_ps(load_some(S + r * dv, n), decay[r]);
         k_sum = _mm256_fmadd_ps(k[r], row, k_sum);
         q_sum = _mm256_fmadd_ps(q[r], row, q_sum);
@@ -112,7 +117,7 @@ EXPANDED void step_sums_vector(const float *S, size_t dv, size_t n, const __m256
 EXPANDED void step_sums(const we_kda_args *a, size_t i, size_t j, size_t n_cols, float *sk, float *sq,
                         const size_t n_rows)
 {
-    const float *S = a->S_in + i * a->dv + j;
+    const float *S = a->S_in + i * a->dv + j, *last_quarter = a->S_in + (3 * a->dk / 4 + i / 4) * a->dv + j;
     const size_t dv = a->dv;
     __m256 decay[STEP_ROWS], k[STEP_ROWS], q[STEP_ROWS];
     WE_UNROLL
@@ -122,7 +127,10 @@ EXPANDED void step_sums(const we_kda_args *a, size_t i, size_t j, size_t n_cols,
         q[r] = _mm256_set1_ps(a->q[i + r]);
     }
     size_t c = 0;
-    for (; c + 8 <= n_cols; c += 8) step_sums_vector(S + c, dv, 8, decay, k, q, sk + c, sq + c, n_rows);
+    for (; c + 8 <= n_cols; c += 8) {
+        if (c % LINE == 0) _mm_prefetch((const char *)(last_quarter + c), _MM_HINT_T0);
+        step_sums_vector(S + c, dv, 8, decay, k, q, sk + c, sq + c, n_rows);
+    }
     if (c < n_cols) step_sums_vector(S + c, dv, n_cols - c, decay, k, q, sk + c, sq + c, n_rows);
 }
 
@@ -130,11 +138,12 @@ EXPANDED void step_sums(const we_kda_args *a, size_t i, size_t j, size_t n_cols,
 EXPANDED void step_update(const we_kda_args *a, size_t j, size_t n_cols, const float *d, const int stream)
 {
     for (size_t i = 0; i < a->dk; i++) {
-        const float *S = a->S_in + i * a->dv + j;
+        const float *S = a->S_in + i * a->dv + j, *next = a->S_in + (a->dk + i / 4 * 3 + i % 4) * a->dv + j;
         float *to = a->S_out + i * a->dv + j;
         const __m256 decay = _mm256_set1_ps(a->decay[i]), k = _mm256_set1_ps(a->k[i]);
         size_t c = 0;
         for (; c + 8 <= n_cols; c += 8) {
+            if (stream && c % LINE == 0 && i % 4 < 3) _mm_prefetch((const char *)(next + c), _MM_HINT_T0);
             const __m256 s = _mm256_fmadd_ps(k, _mm256_loadu_ps(d + c), _mm256_mul_ps(_mm256_loadu_ps(S + c), decay));
             if (stream) _mm256_stream_ps(to + c, s);
             else _mm256_storeu_ps(to + c, s);

@@ -18,7 +18,7 @@ EXPANDED float dot(const float *a, const float *b, size_t n)
  * repeats its two operations and adds the last update. So every element sees the same operations in the same order
  * however the tokens are split among calls. */
 
-enum { KDA_VECTORS = 8, KDA_BLOCK = 4, KDA_AHEAD = 8192 };  /* vectors of columns: with one token, with more */
+enum { KDA_VECTORS = 8, KDA_BLOCK = 4 };  /* vectors of columns: with one token, with more */
 
 typedef struct kda_update {     /* what the token before left for the columns of a block */
     const float *k;
@@ -43,17 +43,19 @@ EXPANDED void kda_sweep(const we_kda_args *a, size_t t, size_t j, size_t n_cols,
 {
     const float *q = a->q + t * a->qk_stride, *k = a->k + t * a->qk_stride, *decay = a->decay + t * a->qk_stride;
     const float *S = (has_update ? a->S_out : a->S_in) + j;
+    const size_t dk = a->dk, dv = a->dv;        /* a store could change *a, for all that compilers know */
+    float *to = a->S_out + j;
     __m512 sk[KDA_VECTORS], sq[KDA_VECTORS], row[KDA_VECTORS];
     WE_UNROLL
     for (size_t v = 0; v < n_vecs; v++) sk[v] = sq[v] = _mm512_setzero_ps();
-    for (size_t i = 0; i < a->dk; i++) {
-        kda_row(S + i * a->dv, n_cols, decay[i], update, i, row, n_vecs, has_update);
+    for (size_t i = 0; i < dk; i++) {
+        const __m512 k_i = _mm512_set1_ps(k[i]), q_i = _mm512_set1_ps(q[i]);
+        kda_row(S + i * dv, n_cols, decay[i], update, i, row, n_vecs, has_update);
         WE_UNROLL
         for (size_t v = 0; v < n_vecs; v++) {
-            if (n_vecs == KDA_VECTORS) _mm_prefetch((const char *)(S + i * a->dv + 16 * v) + KDA_AHEAD, _MM_HINT_T0);
-            if (store) store_some(a->S_out + i * a->dv + j + 16 * v, row[v], n_cols - 16 * v);
-            sk[v] = _mm512_fmadd_ps(_mm512_set1_ps(k[i]), row[v], sk[v]);
-            sq[v] = _mm512_fmadd_ps(_mm512_set1_ps(q[i]), row[v], sq[v]);
+            if (store) store_some(to + i * dv + 16 * v, row[v], n_cols - 16 * v);
+            sk[v] = _mm512_fmadd_ps(k_i, row[v], sk[v]);
+            sq[v] = _mm512_fmadd_ps(q_i, row[v], sq[v]);
         }
     }
     const __m512 beta = _mm512_set1_ps(a->beta[t * a->beta_stride]), kq = _mm512_set1_ps(dot(k, q, a->dk));
@@ -65,7 +67,8 @@ EXPANDED void kda_sweep(const we_kda_args *a, size_t t, size_t j, size_t n_cols,
     update->k = k;
 }
 
-/* The state after the last token; `before` is the update that token met, `last` the one it leaves. */
+/* The state after the last token; `before` is the update that token met, `last` the one it leaves. Of whole rows it
+ * fetches the next head, which commonly lies behind this one: memory is read and written at the same time. */
 EXPANDED void kda_finish(const we_kda_args *a, size_t j, size_t n_cols, const kda_update *before,
                               const kda_update *last, const size_t n_vecs, const int has_update, const int stream)
 {
@@ -76,6 +79,8 @@ EXPANDED void kda_finish(const we_kda_args *a, size_t j, size_t n_cols, const kd
         kda_row(S + i * a->dv, n_cols, decay[i], before, i, row, n_vecs, has_update);
         WE_UNROLL
         for (size_t v = 0; v < n_vecs; v++) {
+            if (n_vecs == KDA_VECTORS)
+                _mm_prefetch((const char *)(S + (a->dk + i) * a->dv + 16 * v), _MM_HINT_T0);
             float *to = a->S_out + i * a->dv + j + 16 * v;
             const __m512 s = _mm512_fmadd_ps(_mm512_set1_ps(last->k[i]), last->d[v], row[v]);
             if (stream) _mm512_stream_ps(to, s);
