@@ -25,7 +25,7 @@ def parse_bytes(size: int | str) -> int:
     TypeError       neither an integer nor text.
     """
     if not isinstance(size, str):
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
+        if isinstance(size, bool) or not hasattr(size, "__index__") or getattr(size, "ndim", False):
             raise TypeError(f"{_ACCEPTED}, not {size!r}")
         value = operator.index(size)
         if value < 0:

@@ -4,11 +4,13 @@ The methods are read from the classes: one that is new fails here until it has a
 """
 import asyncio
 import contextlib
+import decimal
 import inspect
 import io
 import itertools
 import math
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -22,8 +24,8 @@ from warp_embed.runtime.tokenizer import StopFilter, TextStream, Tokenizer
 PROMPT = [7, 65, 300, 9]
 BAD = [None, True, -1, 0, "24XB", 1 << 31, 1 << 70, -(1 << 70), 0.5, -0.5, math.nan, math.inf, -math.inf, "", "x",
        "\ud800", "\0", "x" * 5000, b"x", [], [1.5], ["a"], [None], [-1], [1 << 70], [[1]], [1] * 5000, {}, {"a": 1},
-       {1: 2}, (), object(), lambda *a: 1 / 0, np.float32("nan"), np.array([1.0]), np.array(3), np.zeros((0,)),
-       {"role": 3}]
+       {1: 2}, (), object(), lambda *a: 1 / 0, np.float32("nan"), np.array([1.0]), np.array([1]), np.array(3),
+       np.zeros((0,)), np.True_, decimal.Decimal("nan"), {"role": 3}]
 DOCUMENTED = (WarpError, TypeError, ValueError, IndexError, OSError, ImportError, MemoryError, ZeroDivisionError)
 NO_CALLS = {"__init__", "from_session", "restore", "open"}      # see CALLS; constructors have their own lines
 
@@ -272,6 +274,38 @@ def test_a_sampling_made_badly(model, want, field):
         except DOCUMENTED:
             pass
     with model.session() as session:
+        assert answers(session) == want
+
+
+NUMBERS = {                             # every number that a program hands over
+    **{f"Sampling({name})": lambda s, v, name=name: Sampling(**{name: v})
+       for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")},
+    "an id in logit_bias": lambda s, v: Sampling(logit_bias={"1": 1.0} if isinstance(v, list) else {v.tobytes(): 1.0}),
+    "a logit_bias": lambda s, v: Sampling(logit_bias={1: v}),
+    "step(budget_s)": lambda s, v: s.step(budget_s=v), "poll(budget_s)": lambda s, v: s.poll(v),
+    "step(token)": lambda s, v: s.step(token=v), "top_logprobs": lambda s, v: s.step(top_logprobs=v),
+    "a token": lambda s, v: s.prefill([v]), "max_tokens": lambda s, v: s.generate(max_tokens=v),
+    "generate(top_logprobs)": lambda s, v: s.generate(top_logprobs=v),
+    "stop_ids": lambda s, v: s.generate(stop_ids=[v]),
+    "rewind": lambda s, v: s.rewind(v), "busy_timeout_s": lambda s, v: setattr(s, "busy_timeout_s", v),
+    "ask(max_tokens)": lambda s, v: s.model.chat().ask("a", max_tokens=v),
+    "ask(budget_s)": lambda s, v: s.model.chat().ask("a", budget_s=v), "Chat.poll": lambda s, v: s.model.chat().poll(v),
+    "edit(index)": lambda s, v: fresh(Chat, s.model).edit(v, "a"), "resize_cache": lambda s, v: s.model.resize_cache(v),
+    "token_bytes": lambda s, v: s.model.tokenizer.token_bytes(v), "decode": lambda s, v: s.model.tokenizer.decode([v]),
+    **{f"plan({name})": lambda s, v, name=name: warp_embed.plan(s.model.path, **{name: v})
+       for name in ("context", "threads", "memory", "experts_per_token")},
+    "a processor": lambda s, v: Model.open(s.model.path, threads=[v]),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_an_array_is_no_number(model, want, name):
+    with warnings.catch_warnings(), model.session() as session:
+        warnings.simplefilter("error")
+        session.prefill(PROMPT)
+        for bad in (np.array([1]), np.array([1.0]), [1]):
+            with pytest.raises((TypeError, ValueError)):
+                NUMBERS[name](session, bad)
         assert answers(session) == want
 
 

@@ -23,6 +23,7 @@ from warp_embed.convert.source import TRUNK, Source, is_kimi_k3, open_source
 from warp_embed.convert.threads import in_flight, in_order, usable_cores
 from warp_embed.convert.writer import AtomicFile, WorkingDirectory, json_bytes, write_file
 from warp_embed.errors import FormatError
+from warp_embed.runtime.arguments import integer
 from warp_embed.runtime.manifest import Manifest, TrunkEntry
 
 JOB_VERSION = 1                         # raised when the same options would give other bytes
@@ -323,8 +324,8 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], *, trunk: 
     OSError             ENOSPC before any work if the disk is too small; or a read or write failed.
     """
     started = time.monotonic()
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads={threads}; it must be at least 1")
+    if threads is not None:
+        threads = integer("threads", threads, 1)
     dst = Path(os.path.abspath(dst))
     work = WorkingDirectory(dst)
     work.refuse_existing()

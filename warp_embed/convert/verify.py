@@ -18,6 +18,7 @@ from warp_embed.convert.encode import BLOCK_ELEMENTS, row_blocks
 from warp_embed.convert.source import MATRICES, Source, open_source, rows_and_cols
 from warp_embed.convert.threads import in_flight, in_order, usable_cores
 from warp_embed.errors import FormatError
+from warp_embed.runtime.arguments import integer
 from warp_embed.runtime.manifest import TrunkEntry
 
 CHUNK_BYTES = 4 << 20
@@ -248,8 +249,10 @@ def verify(path: str | os.PathLike[str], against: str | os.PathLike[str] | None 
     ------
     FormatError, UnsupportedModel   `against` cannot be read.
     OSError                         a file is missing or cannot be read.
+    ValueError, TypeError           `threads`.
     """
     started = time.monotonic()
+    workers = usable_cores() if threads is None else integer("threads", threads, 1)
     report = VerifyReport(os.fspath(path), None if against is None else os.fspath(against))
     source = None if against is None else open_source(Path(against))
     try:
@@ -258,7 +261,6 @@ def verify(path: str | os.PathLike[str], against: str | os.PathLike[str] | None 
         except FormatError as error:
             report.add_problem(str(error))
             return report
-        workers = threads or usable_cores()
         with container, ThreadPoolExecutor(workers, thread_name_prefix="warp-embed-verify") as pool:
             check = Check(container, source, report, workers, on_progress)
             check.check_trunk(pool)

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mappi
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from warp_embed.errors import StateError
+from warp_embed.runtime.arguments import number
 from warp_embed.runtime.chatcore import AskOptions, ChatCore, Reply
 from warp_embed.runtime.chatformat import ChatFormat, format_of
 from warp_embed.runtime.events import Event, ToolCall, by_the_clock, texts
@@ -205,8 +206,8 @@ class Chat(ChatCore):
         For loops with a frame rate: ``chat.ask(text, budget_s=0.004)`` once, then this in every frame. It works no
         longer than the budget, pauses inside a token if need be, and goes on there the next time.
         """
-        if budget_s is not None and not budget_s >= 0:
-            raise ValueError(f"budget_s={budget_s!r} is not a time")
+        if budget_s is not None:
+            budget_s = number("budget_s", budget_s, 0.0)
         if self._slow is None:
             return None
         pieces, clock = self._slow

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from warp_embed.errors import Cancelled, ContextFull, StateError, ToolCallError, UnsupportedModel
+from warp_embed.runtime.arguments import number
 from warp_embed.runtime.events import Content, Event, Reasoning, ToolCall
 from warp_embed.runtime.generation import Clock, Decoding, as_sampling
 from warp_embed.runtime.messages import Message, as_json
@@ -124,14 +125,12 @@ class ChatCore:
         """Check everything. keep: messages that stay in front of this question."""
         if overflow not in ("refuse", "drop_oldest"):
             raise ValueError(f"overflow={overflow!r}; there are 'refuse' and 'drop_oldest'")
-        if budget_s is not None and not budget_s >= 0:
-            raise ValueError(f"budget_s={budget_s!r} is not a time")
+        clock = None if budget_s is None else Clock(number("budget_s", budget_s, 0.0))
         if attempt and as_sampling(sampling) is sampling and sampling.seed is None:
             sampling = dataclasses.replace(sampling, seed=(self.session.seed + attempt * _SEED_STEP) % 2**64)
         form = self._said.form
         how = Decoding.of(self.session.model, max_tokens, sampling, (), [form.stop], schema=schema, **decoding)
-        if budget_s is not None:
-            how.clock = Clock(budget_s)
+        how.clock = clock
         setup = self._said.setup
         closing = len(form.reply([], False, {"content": ""}, setup)) - len(form.opening(setup))
         room = None if overflow == "refuse" else max_tokens + closing

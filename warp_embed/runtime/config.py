@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from warp_embed.errors import UnsupportedModel
+from warp_embed.runtime.arguments import integer
 from warp_embed.runtime.fields import Fields, shown
 
 # canonical key: spelling of the DeepSeek family
@@ -102,14 +103,9 @@ class ModelConfig:
 
     def with_top_k(self, n: int) -> ModelConfig:
         """The same model, but n experts answer for each token. ValueError or TypeError unless 1 <= n <= top_k."""
-        if isinstance(n, bool) or not hasattr(n, "__index__"):
-            raise TypeError(f"experts_per_token is an integer, not {n!r}")
         if not self.moe_layers:
             raise ValueError("experts_per_token: this model has no experts")
-        if not 1 <= n <= self.top_k:
-            raise ValueError(f"experts_per_token is {n}; this model was trained with {self.top_k}, and 1 to "
-                             f"{self.top_k} are possible")
-        return replace(self, top_k=int(n))
+        return replace(self, top_k=integer("experts_per_token", n, 1, self.top_k))
 
     # -- reading ---------------------------------------------------------
 

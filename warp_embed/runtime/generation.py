@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from warp_embed.errors import Cancelled
+from warp_embed.runtime.arguments import integer
 from warp_embed.runtime.sampling import Sampling
 from warp_embed.runtime.tokenizer import StopFilter
 from warp_embed.runtime.tokens import FinishReason, Token, as_ids
@@ -71,14 +72,13 @@ class Decoding:
            stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (), top_logprobs: int = 0,
            schema: Mapping[str, Any] | str | None = None, grammar: str | None = None) -> Decoding:
         """Check what `Session.generate` was given; TypeError or ValueError."""
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens={max_tokens} leaves nothing to do")
+        left = math.inf if max_tokens is None else integer("max_tokens", max_tokens, 1)
         config = model.config
         ends = set(as_ids(stop_ids, config.vocab).tolist()) if len(stop_ids) else set()
         if config.eos_token_id is not None:
             ends.add(config.eos_token_id)
-        how = cls(as_sampling(sampling), math.inf if max_tokens is None else max_tokens, StopFilter(stop),
-                  frozenset(ends), top_n(top_logprobs, config.vocab), None)
+        how = cls(as_sampling(sampling), left, StopFilter(stop), frozenset(ends),
+                  integer("top_logprobs", top_logprobs, 0, config.vocab), None)
         if schema is not None or grammar is not None:
             from warp_embed.runtime.structured import Guide
             how.guide = Guide(model.tokenizer, schema, grammar)
@@ -92,15 +92,6 @@ def as_sampling(sampling: Sampling | None) -> Sampling:
     if not isinstance(sampling, Sampling):
         raise TypeError(f"sampling is a Sampling, not {type(sampling).__name__}")
     return sampling
-
-
-def top_n(n: int, vocab: int) -> int:
-    """A checked `top_logprobs`."""
-    if isinstance(n, bool) or not hasattr(n, "__index__"):
-        raise TypeError(f"top_logprobs is an integer, not {n!r}")
-    if not 0 <= n.__index__() <= vocab:
-        raise ValueError(f"top_logprobs is {n}; it must be in [0, {vocab}]")
-    return n.__index__()
 
 
 def decode(session: SessionCore, how: Decoding) -> Iterator[Token | None]:

@@ -1,12 +1,12 @@
 """What the machine has, and what this process may have of it: memory, processors, other processes."""
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from warp_embed.runtime import cgroup
+from warp_embed.runtime.arguments import integer
 
 # psutil is imported on use: importing warp_embed has to be quick.
 
@@ -77,7 +77,7 @@ def default_threads(root: Path | None = None) -> int:
 
 def usable_cpus(cpus: Iterable[int]) -> list[int]:
     """A list of processors to bind threads to. TypeError, ValueError: empty, twice the same, or not this process's."""
-    numbers = [operator.index(cpu) for cpu in cpus]
+    numbers = [integer("a processor of threads", cpu, 0) for cpu in cpus]
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(f"threads={numbers}: a list of different processors, or their number, is expected")
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

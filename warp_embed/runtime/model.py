@@ -17,6 +17,7 @@ from warp_embed.engine.forward import Engine, State
 from warp_embed.engine.turn import Turn
 from warp_embed.errors import BudgetError, ForkedError, FormatError, SessionClosed
 from warp_embed.runtime import hotlist, statefile
+from warp_embed.runtime.arguments import integer
 from warp_embed.runtime.config import ModelConfig
 from warp_embed.runtime.machine import usable_cpus
 from warp_embed.runtime.manifest import Manifest
@@ -220,7 +221,7 @@ class Model:
         self._check()
         if self._cache is None:
             return 0
-        self._set_cache(max(0, nbytes - self._cache_bytes(0)) // self.plan.record_bytes)
+        self._set_cache(max(0, integer("nbytes", nbytes, 0) - self._cache_bytes(0)) // self.plan.record_bytes)
         return self._cache_bytes()
 
     def trim(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from warp_embed.errors import BudgetError
 from warp_embed.runtime import machine
+from warp_embed.runtime.arguments import integer
 from warp_embed.runtime.forecast import Rung, Speed, ladder, rung
 from warp_embed.runtime.paths import find_model
 from warp_embed.runtime.reservation import outstanding
@@ -167,8 +168,8 @@ def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: i
 def make_plan(manifest: Manifest, *, memory: int | str, context: int, kv: str, threads: int | None,
               disk: bool = False, claimed: int | None = None) -> MemoryPlan:
     """`plan` of a manifest that was read already. claimed: bytes that other models planned and do not use yet."""
-    context = _positive("context", context, CONTEXT_LIMIT - 1)
-    threads = machine.default_threads() if threads is None else _positive("threads", threads, machine.THREADS_MAX)
+    context = integer("context", context, 1, CONTEXT_LIMIT - 1)
+    threads = machine.default_threads() if threads is None else integer("threads", threads, 1, machine.THREADS_MAX)
     if kv not in KV_KINDS:
         raise ValueError(f"kv is {kv!r}; it must be one of {', '.join(KV_KINDS)}")
     sizes, speed = measure(manifest), None
@@ -248,15 +249,6 @@ def _divide_for(sizes: Sizes, limit: int, context: int, kv: str, threads: int, m
     fixed += checkpoints * sizes.checkpoint
     slots = _most(lambda n: fixed + sizes.cache(n) <= limit, sizes.min_slots, sizes.n_records)
     return _Parts(chunk, checkpoints, slots, fixed)
-
-
-def _positive(name: str, value: Any, limit: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is an integer, not {value!r}")
-    number = int(value)
-    if not 1 <= number <= limit:
-        raise ValueError(f"{name} is {number}; it must be in [1, {limit}]")
-    return number
 
 
 def _most(fits: Callable[[int], bool], low: int, high: int) -> int:

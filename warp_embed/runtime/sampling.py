@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -13,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from warp_embed.errors import NumericError
+from warp_embed.runtime.arguments import FINITE, integer, number
 
 Floats = npt.NDArray[np.floating[Any]]
-_WORD = (1 << 64) - 1
+_ID, _WORD = (1 << 31) - 1, (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,15 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _number(self, "temperature", 0.0, math.inf)
-        _number(self, "top_p", 0.0, 1.0)
-        _number(self, "min_p", 0.0, 1.0)
-        _number(self, "repetition_penalty", 0.0, math.inf)
+        for name, high in (("temperature", FINITE), ("top_p", 1.0), ("min_p", 1.0), ("repetition_penalty", FINITE)):
+            object.__setattr__(self, name, number(name, getattr(self, name), 0.0, high))
         if self.repetition_penalty == 0.0:
             raise ValueError("repetition_penalty must be above 0")
-        object.__setattr__(self, "top_k", _integer("top_k", self.top_k, 1 << 31))
+        object.__setattr__(self, "top_k", integer("top_k", self.top_k, 0, _ID))
         if self.seed is not None:
-            object.__setattr__(self, "seed", _integer("seed", self.seed, 1 << 64))
-        bias = {_integer("an id in logit_bias", i, 1 << 31): float(b) for i, b in dict(self.logit_bias or {}).items()}
-        if not all(b < math.inf for b in bias.values()):
-            raise ValueError("logit_bias takes finite numbers and -inf")
+            object.__setattr__(self, "seed", integer("seed", self.seed, 0, _WORD))
+        bias = {integer("an id in logit_bias", i, 0, _ID): number("a logit_bias", b, -math.inf, FINITE)
+                for i, b in dict(self.logit_bias or {}).items()}
         object.__setattr__(self, "logit_bias", MappingProxyType(bias))
 
     def __reduce__(self) -> tuple[type[Sampling], tuple[Any, ...]]:
@@ -216,22 +213,3 @@ def _kernel() -> Any:
         return None
     return _kernels.log_sum_exp
 
-
-def _number(sampling: Sampling, name: str, low: float, high: float) -> None:
-    value = getattr(sampling, name)
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} is a number, not {value!r}")
-    value = float(value)
-    if not low <= value <= high or math.isinf(value):
-        raise ValueError(f"{name} is {value}; it must be at least {low:g} and " +
-                         ("finite" if math.isinf(high) else f"at most {high:g}"))
-    object.__setattr__(sampling, name, value)
-
-
-def _integer(name: str, value: Any, limit: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is an integer, not {value!r}")
-    number = operator.index(value)
-    if not 0 <= number < limit:
-        raise ValueError(f"{name} is {number}; it must be in [0, {limit})")
-    return number

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from warp_embed.engine.turn import TurnUnless
 from warp_embed.errors import ContextFull, StateError
 from warp_embed.runtime import statefile
+from warp_embed.runtime.arguments import integer, number
 from warp_embed.runtime.core import SessionCore
-from warp_embed.runtime.generation import Decoding, GenerateOptions, as_sampling, decode, top_n
+from warp_embed.runtime.generation import Decoding, GenerateOptions, as_sampling, decode
 from warp_embed.runtime.sampling import Sampling
 from warp_embed.runtime.tokens import PIECE, Token, as_id, as_ids
 
@@ -48,7 +49,7 @@ class Session(SessionCore):
 
     @busy_timeout_s.setter
     def busy_timeout_s(self, seconds: float) -> None:
-        self._turn.patience_s = max(0.0, seconds)
+        self._turn.patience_s = min(number("busy_timeout_s", seconds, 0.0), threading.TIMEOUT_MAX)
 
     @property
     def tokens(self) -> list[int]:
@@ -155,9 +156,9 @@ class Session(SessionCore):
             raise TypeError("give a token or a sampling, not both")
         if token is not None:
             token = as_id(token, self.model.config.vocab)
-        if budget_s is not None and not budget_s >= 0:
-            raise ValueError(f"budget_s={budget_s!r} is not a time")
-        how, top = as_sampling(sampling), top_n(top_logprobs, self.model.config.vocab)
+        if budget_s is not None:
+            budget_s = number("budget_s", budget_s, 0.0)
+        how, top = as_sampling(sampling), integer("top_logprobs", top_logprobs, 0, self.model.config.vocab)
         with self._turn:
             state = self._begin()
             return self._evaluate(state, self._next(how, token, top), budget_s)
@@ -167,8 +168,7 @@ class Session(SessionCore):
 
         None: it is still pending, or none is. Unlike :meth:`step` it never begins a token.
         """
-        if not budget_s >= 0:
-            raise ValueError(f"budget_s={budget_s!r} is not a time")
+        budget_s = number("budget_s", budget_s, 0.0)
         with self._turn:
             state = self._begin()
             return None if self._pending is None else self._evaluate(state, self._pending, budget_s)
@@ -289,13 +289,9 @@ class Session(SessionCore):
         Cancelled, RecordError, OSError, NumericError
             The session is at the last piece that was evaluated again, at or before `position`.
         """
-        if isinstance(position, bool) or not hasattr(position, "__index__"):
-            raise TypeError(f"a position is an integer, not {position!r}")
-        position = position.__index__()
         with self._turn:
             state = self._begin()
-            if not 0 <= position <= self.position:
-                raise ValueError(f"position {position} is not in [0, {self.position}]")
+            position = integer("position", position, 0, self.position)
             self._drop_pending(state)
             return 0 if position == self.position else self._rewind(state, position)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from warp_embed.errors import FormatError
 from warp_embed.runtime.fields import load_json
-from warp_embed.runtime.tokens import PIECE, as_ids, give_way
+from warp_embed.runtime.tokens import PIECE, as_id, as_ids, give_way
 
 if TYPE_CHECKING:
     import tiktoken
@@ -152,9 +152,7 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one id; a character may need the bytes of several."""
-        if not 0 <= token < self.vocab:
-            raise ValueError(f"token {token} is not in the vocabulary of {self.vocab}")
-        return self._named.get(token, b"")
+        return self._named.get(as_id(token, self.vocab), b"")
 
     def _bpe(self) -> tiktoken.Encoding:
         encoding = self._encoding

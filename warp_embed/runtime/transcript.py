@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from warp_embed.errors import ContextFull, StateError, UnsupportedModel
+from warp_embed.runtime.arguments import integer
 from warp_embed.runtime.chatformat import ChatFormat
 from warp_embed.runtime.messages import Message, checked, checked_tools
 from warp_embed.runtime.xtml import EFFORTS, Setup, XtmlFormat, in_call_order
@@ -136,11 +137,10 @@ class Transcript:
 
     def question(self, index: int) -> int:
         """Check that a question stands at an index, and can be asked anew."""
-        if isinstance(index, bool) or not hasattr(index, "__index__"):
-            raise TypeError(f"an index is an integer, not {index!r}")
-        index = index.__index__()
-        if not 0 <= index < len(self.messages):
-            raise IndexError(f"there is no message {index}, only {len(self.messages)}")
+        try:
+            index = integer("an index", index, 0, len(self.messages) - 1)
+        except ValueError:
+            raise IndexError(f"there is no message {index}, only {len(self.messages)}") from None
         if self.messages[index]["role"] != "user":
             raise ValueError(f"message {index} is of the {self.messages[index]['role']}; only questions can be edited")
         return self.known(index)
