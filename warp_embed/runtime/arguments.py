@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 
 FINITE = sys.float_info.max
+_NO_NUMBERS = (bool, np.bool_)
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     """The value as an int of [low, high]. TypeError: no integer (bool is none). ValueError: out of range."""
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__") or getattr(value, "ndim", False):
+    if type(value) is int:
+        number = value
+    elif isinstance(value, _NO_NUMBERS) or not hasattr(value, "__index__") or getattr(value, "ndim", False):
         raise TypeError(f"{name} is an integer, not {value!r}")
-    number = operator.index(value)
+    else:
+        number = operator.index(value)
     if number < low or (high is not None and number > high):
         raise ValueError(f"{name} is {number}; it must be " + (f"in [{low}, {high}]" if high is not None else
                                                                f"at least {low}"))
@@ -24,7 +28,7 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
 
 def number(name: str, value: Any, low: float, high: float = math.inf) -> float:
     """The value as a float of [low, high]. TypeError: no number (bool is none). ValueError: out of range, or NaN."""
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__float__") or getattr(value, "ndim", False):
+    if isinstance(value, _NO_NUMBERS) or not hasattr(value, "__float__") or getattr(value, "ndim", False):
         raise TypeError(f"{name} is a number, not {value!r}")
     try:
         real = float(value)

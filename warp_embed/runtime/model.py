@@ -26,6 +26,7 @@ from warp_embed.runtime.plan import MemoryPlan, is_automatic, make_plan
 from warp_embed.runtime.pressure import CacheSize, MemoryPressure
 from warp_embed.runtime.reservation import Reservation
 from warp_embed.runtime.session import Session
+from warp_embed.runtime.tokenizer import RANK_FILES
 from warp_embed.units import format_bytes
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Model:
         self._tokenizer: Tokenizer | None = None
         self._manifest = manifest
         self.path = str(manifest.directory)
+        self._has_text = any(os.path.exists(os.path.join(self.path, name)) for name in RANK_FILES)
         self.config = manifest.config
         self.plan = plan
         self._trunk: Trunk | None = Trunk(os.path.join(self.path, "trunk.bin"), manifest.text_entries(),
@@ -193,7 +195,7 @@ class Model:
     @property
     def has_text(self) -> bool:
         """Whether the container has tokenizer files."""
-        return any(os.path.exists(os.path.join(self.path, name)) for name in ("tokenizer.model", "tiktoken.model"))
+        return self._has_text
 
     def memory(self) -> dict[str, int]:
         """Bytes in use: trunk, codebooks, scratch, state (all sessions, with their checkpoints), cache, and their sum,
