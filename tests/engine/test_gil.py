@@ -16,6 +16,7 @@ import pytest
 import warp_embed
 from warp_embed import Model
 from warp_embed.convert import convert
+from warp_embed.runtime import statefile
 
 SCHEDSTAT = Path("/proc/self/schedstat")
 LIMIT_NS = 1_000_000
@@ -109,6 +110,10 @@ def calls(path, folder):
     yield "save to a stream", lambda: session.save(state)
     yield "restore", lambda: model.restore(folder / "a.state").close()
     yield "restore from bytes", lambda: model.restore(state.getvalue()).close()
+    long = Model.open(warp_embed.demo_path(), context=200_000)
+    write_long_state(long, folder / "long.state")
+    yield "restore, fork and close a long conversation", lambda: fork_and_close(long.restore(folder / "long.state"))
+    long.close()
     yield "resize_cache", lambda: (model.resize_cache(0), model.resize_cache(1 << 30))
     yield "stats", lambda: [model.stats() and model.memory() for _ in range(100)]
     yield "ask", lambda: list(chat.ask("What is the capital of France?"))
@@ -120,6 +125,22 @@ def calls(path, folder):
     yield "session.close", session.close
     yield "close", model.close
     demo.close()
+
+
+def write_long_state(model, path):
+    """As if 200,000 tokens had been read."""
+    with model.session() as session:
+        session.prefill([1])
+        state = session._state
+        latents = {layer: np.zeros((model.plan.context, state.latent_bytes(layer).shape[1]), np.uint8)
+                   for layer in range(model.config.n_layers) if not model.config.is_kda(layer)}
+        saved = statefile.SavedSession(np.ones(model.plan.context, np.int32), 1, state.arena_half(), latents, None)
+    statefile.write(path, saved, model.fingerprint, model.plan.kv, lambda: None)
+
+
+def fork_and_close(session):
+    session.fork().close()
+    session.close()
 
 
 def test_no_public_call_holds_the_gil(heavy, tmp_path):

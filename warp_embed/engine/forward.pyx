@@ -22,7 +22,7 @@ from warp_embed.engine.layout cimport share_blocks
 from warp_embed.engine.linear cimport product, set_acts, start_pool
 from warp_embed.engine.lookahead cimport start_ahead
 from warp_embed.engine.residual cimport norm, seat, start_block
-from warp_embed.engine.structs cimport Config, LayerState, LayerWeights, Pass, StateParts, Watch
+from warp_embed.engine.structs cimport Config, LayerState, LayerWeights, Pass, StateParts, Watch, Weights
 
 from warp_embed.engine.layout import checkpoint_bytes, scratch_bytes, state_bytes  # noqa: F401 (of a plan)
 from warp_embed.errors import Cancelled, NumericError, SessionClosed
@@ -254,8 +254,10 @@ cdef class State:
         carve_state(c, config, &self.parts, <char *>self.arena.data)
 
     def __dealloc__(self):
+        cdef Engine e = self.engine
         if self.parts.layers != NULL:
-            free_blocks(self.parts.layers, self.engine.c.n_layers)
+            with nogil:                         # a long conversation has thousands of blocks
+                free_blocks(self.parts.layers, e.c.n_layers)
 
     def cancel(self, bint yes=True):
         """Ask the running pass to stop at the next layer (any thread), or forget that it was asked. Was it asked?"""
@@ -387,8 +389,10 @@ cdef class State:
 
     def fork(self, config):
         """A new State at the same position; latents are shared until one of the two writes."""
-        cdef State child = State(self.engine, config)
-        share_blocks(&self.engine.c, child.parts.layers, self.parts.layers, self.position)
+        cdef Engine e = self.engine
+        cdef State child = State(e, config)
+        with nogil:
+            share_blocks(&e.c, child.parts.layers, self.parts.layers, self.position)
         child.set_half(self.half())
         child.tokens.append(self.tokens.data, self.tokens.n)
         child.position = self.position
@@ -412,7 +416,7 @@ cdef class State:
     def arena_half(self):
         """float32 copy of the committed half: for every KDA layer S [H][D][D] and tail [K - 1][3 C], then hidden."""
         cdef float[::1] out
-        copy = np.empty(self.parts.half_floats, np.float32)
+        copy = np.frombuffer(Pages(self.parts.half_floats * sizeof(float)), np.float32, self.parts.half_floats)
         out = copy
         copy_floats(&out[0], &self.half()[0], self.parts.half_floats)
         return copy
@@ -428,7 +432,7 @@ cdef class State:
         cdef unsigned char[:, ::1] out
         if layer >= c.n_layers or self.engine.w.layers[layer].is_kda:
             raise ValueError(f"layer {layer} has no latents")
-        result = np.empty((self.position, row), np.uint8)
+        result = np.frombuffer(Pages(self.position * row or 1), np.uint8, self.position * row).reshape(-1, row)
         if self.position > 0:
             out = result
             with nogil:
@@ -439,11 +443,13 @@ cdef class State:
     def load(self, const int32_t[::1] tokens not None, const float[::1] half not None, dict latents not None):
         """Become the state that arena_half and latent_bytes {layer: array} describe; only for a new State."""
         cdef Config *c = &self.engine.c
+        cdef Weights *w = &self.engine.w
         cdef size_t row = we_latent_bytes(c.r, c.rope, c.kv), layer, t, position = tokens.shape[0]
         cdef const unsigned char[:, ::1] rows
         if <size_t>half.shape[0] != self.parts.half_floats or not 0 < position <= self.context:
             raise ValueError("the state has another shape")
-        reserve_blocks(c, &self.engine.w, self.parts.layers, 0, position)
+        with nogil:
+            reserve_blocks(c, w, self.parts.layers, 0, position)
         for layer in range(c.n_layers):
             if self.engine.w.layers[layer].is_kda:
                 continue

@@ -18,7 +18,7 @@ from warp_embed.engine.structs cimport MLA_HEADS, MLA_SEGMENT, MLA_TOKENS
 
 from warp_embed.errors import FormatError
 
-cdef extern from "warp_embed/latents.h":
+cdef extern from "warp_embed/latents.h" nogil:
     void *we_block_new(size_t nbytes)
     void *we_block_own(void *block, size_t nbytes)
     void we_block_share(void *block)
@@ -372,9 +372,9 @@ cdef size_t state_half(const Config *c, config, LayerState *layers, int parity, 
 
 
 cdef int reserve_blocks(const Config *c, const Weights *w, LayerState *layers, size_t position,
-                        size_t positions) except -1:
+                        size_t positions) except -1 nogil:
     """Have blocks for `positions` latents in every MLA layer; those from `position` on may be written."""
-    cdef size_t i, tiles = (positions + WE_LATENT_TILE - 1) // WE_LATENT_TILE
+    cdef size_t i, tile, tiles = (positions + WE_LATENT_TILE - 1) // WE_LATENT_TILE
     cdef size_t nbytes = WE_LATENT_TILE * we_latent_bytes(c.r, c.rope, c.kv)
     cdef LayerState *layer
     cdef void *block
@@ -385,18 +385,22 @@ cdef int reserve_blocks(const Config *c, const Weights *w, LayerState *layers, s
         while layer.n_blocks < tiles:
             block = we_block_new(nbytes)
             if block == NULL:
-                raise MemoryError(f"no memory for the latents of position {positions}")
+                return no_latents(positions)
             layer.blocks[layer.n_blocks] = block
             layer.n_blocks += 1
         for tile in range(position // WE_LATENT_TILE, tiles):
-            block = we_block_own(layer.blocks[<size_t>tile], nbytes)
+            block = we_block_own(layer.blocks[tile], nbytes)
             if block == NULL:
-                raise MemoryError(f"no memory for the latents of position {positions}")
-            layer.blocks[<size_t>tile] = block
+                return no_latents(positions)
+            layer.blocks[tile] = block
     return 0
 
 
-cdef void share_blocks(const Config *c, LayerState *to, const LayerState *source, size_t positions) noexcept:
+cdef int no_latents(size_t positions) except -1 with gil:
+    raise MemoryError(f"no memory for the latents of position {positions}")
+
+
+cdef void share_blocks(const Config *c, LayerState *to, const LayerState *source, size_t positions) noexcept nogil:
     """Let a new state's tables hold the blocks of the first `positions` latents, too."""
     cdef size_t i, b, tiles = (positions + WE_LATENT_TILE - 1) // WE_LATENT_TILE
     for i in range(c.n_layers):
@@ -408,7 +412,7 @@ cdef void share_blocks(const Config *c, LayerState *to, const LayerState *source
         to[i].n_blocks = tiles
 
 
-cdef void free_blocks(LayerState *layers, size_t n_layers) noexcept:
+cdef void free_blocks(LayerState *layers, size_t n_layers) noexcept nogil:
     cdef size_t i, b
     for i in range(n_layers):
         for b in range(layers[i].n_blocks):

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from warp_embed._store import Pages
 from warp_embed.errors import ContextFull, StateError
 from warp_embed.runtime.paths import AnyPath
 
@@ -36,6 +37,8 @@ VERSION = 1
 NOTE_CAP = 1 << 24              # bytes of JSON
 HEADER_CAP = 1 << 20            # bytes of JSON; a real one has a few kilobytes
 PIECE = 8 << 20                 # bytes written between two looks at whether to go on
+READ = 1 << 20                  # bytes read at once
+FIRST_PAGES = 64 << 20          # bytes of a section for which there is memory before any of them was read
 START = struct.Struct("<8sII")
 CRC = struct.Struct("<I")
 
@@ -142,7 +145,7 @@ def _read_stream(stream: BinaryIO, fingerprint: str, kv: str, context: int) -> S
     for name, nbytes, crc in header["sections"]:
         if name == "note" and nbytes > NOTE_CAP:
             raise StateError(f"a note of {nbytes} bytes", field=name)
-        data = _exactly(stream, nbytes, name)
+        data = _section(stream, nbytes, name)
         if zlib.crc32(data) != crc:
             raise StateError(f"section {name!r} of the state is damaged", field=name)
         sections[name] = data
@@ -161,9 +164,9 @@ def _read_stream(stream: BinaryIO, fingerprint: str, kv: str, context: int) -> S
     return SavedSession(tokens, header["seed"], arena, latents, note)
 
 
-def _note(raw: bytes) -> dict[str, Any]:
+def _note(raw: memoryview) -> dict[str, Any]:
     try:
-        note = json.loads(raw)
+        note = json.loads(bytes(raw))
     except (ValueError, RecursionError):
         note = None
     if not isinstance(note, dict):
@@ -206,12 +209,24 @@ def _section_name(section: Any) -> str:
 
 
 def _exactly(stream: BinaryIO, n: int, field: str) -> bytes:
-    """n bytes; in pieces, so that a false length ends at the end of the file and not in an allocation."""
-    pieces, left = [], n
-    while left:
-        piece = stream.read(min(left, 1 << 24))
+    """n bytes; not many."""
+    return bytes(_section(stream, n, field))
+
+
+def _section(stream: BinaryIO, n: int, field: str) -> memoryview:
+    """n bytes, in pages: unlike bytes and arrays they are given back without the GIL.
+
+    The memory grows with what was read, so that a false length ends at the end of the file and not in an allocation.
+    """
+    memory, got = Pages(min(n, FIRST_PAGES) or 1), 0
+    while got < n:
+        if got == memory.nbytes:
+            grown = Pages(min(n, 2 * got))
+            np.frombuffer(grown, np.uint8, got)[:] = np.frombuffer(memory, np.uint8)
+            memory = grown
+        piece = stream.read(min(memory.nbytes - got, READ))
         if not piece:
             raise StateError(f"the state is cut short in {field!r}", field=field)
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
+        memoryview(memory)[got:got + len(piece)] = piece
+        got += len(piece)
+    return memoryview(memory)[:n]
