@@ -92,8 +92,8 @@ class Tokenizer:
                                     f"release's {RANK_FILES[1]} and tokenizer_config.json beside the weights and "
                                     "convert again to use text")
         digest = hashlib.sha256()
-        ranks = _read_ranks(path, vocab, digest)
-        self._named, self.special = _read_specials(folder / SPECIALS_FILE, set(ranks.values()), vocab, digest)
+        ranks, taken = _read_ranks(path, vocab, digest)
+        self._named, self.special = _read_specials(folder / SPECIALS_FILE, taken, vocab, digest)
         for token, rank in ranks.items():
             self._named[rank] = token
         self.vocab = max(self._named) + 1 if vocab is None else vocab
@@ -306,8 +306,8 @@ def _checked(piece: str) -> str:
     return piece
 
 
-def _read_ranks(path: Path, vocab: int | None, digest: Any) -> dict[bytes, int]:
-    """Ranks by token, checked: tiktoken would panic on duplicates and on bytes that no token stands for."""
+def _read_ranks(path: Path, vocab: int | None, digest: Any) -> tuple[dict[bytes, int], set[int]]:
+    """Ranks by token, and all ranks. Checked: tiktoken would panic on duplicates and on bytes without a token."""
     def refuse(line: int, why: str) -> NoReturn:
         raise FormatError(f"{path}, line {line}: {why}", file=str(path), line=line)
 
@@ -341,7 +341,7 @@ def _read_ranks(path: Path, vocab: int | None, digest: Any) -> dict[bytes, int]:
     for byte in range(256):
         if bytes([byte]) not in ranks:
             refuse(number, f"the file ended without a token for the byte {byte}")
-    return ranks
+    return ranks, seen
 
 
 def _read_specials(path: Path, ranks: set[int], vocab: int | None,
