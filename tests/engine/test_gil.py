@@ -105,6 +105,11 @@ def calls(path, folder):
     yield "fork", lambda: session.fork().close()
     yield "sync", lambda: session.sync([*ids[:300], 1, 2])
     yield "rewind", lambda: session.rewind(200)
+    yield "logits", lambda: [session.logits for _ in range(100)]
+    yield "budgeted steps", lambda: [session.step(budget_s=1e-5) for _ in range(200)]
+    yield "poll", lambda: session.poll(1.0)
+    yield "spill", lambda: (session.spill(folder), session.checkpoint())
+    yield "trim", model.trim
     yield "tokens", lambda: session.tokens
     yield "save", lambda: session.save(folder / "a.state")
     yield "save to a stream", lambda: session.save(state)
@@ -118,6 +123,10 @@ def calls(path, folder):
     yield "stats", lambda: [model.stats() and model.memory() for _ in range(100)]
     yield "ask", lambda: list(chat.ask("What is the capital of France?"))
     yield "edit, retry", lambda: (list(chat.edit(0, "What is the capital of Spain?")), list(chat.retry()))
+    yield "Chat.fork", lambda: chat.fork().close()
+    yield "Chat.add, settle", lambda: (chat.add("user", "Hello."), chat.settle())
+    yield "Chat.poll", lambda: (chat.ask("And of Italy?", budget_s=1e-5), [None for _ in iter(chat.poll, None)])
+    yield "messages", lambda: (chat.messages, chat.tokens_left)
     yield "Chat.save", lambda: chat.save(folder / "b.state")
     yield "Chat.restore", lambda: warp_embed.Chat.restore(demo, folder / "b.state").close()
     yield "top_logprobs", lambda: list(session.generate(max_tokens=40, top_logprobs=20))
