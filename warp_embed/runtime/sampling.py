@@ -153,7 +153,10 @@ def _draw(logits: Floats, best: float, sampling: Sampling, uniform: float) -> in
         ids = _largest(logits, sampling.top_k)
         logits = logits[ids]
     with np.errstate(over="ignore"):                    # a tiny temperature: differences become -inf, as they should
-        weight = np.exp((logits.astype(np.float64) - best) / sampling.temperature)
+        weight = logits.astype(np.float64)
+        weight -= best
+        weight /= sampling.temperature
+        np.exp(weight, out=weight)
     if sampling.top_p < 1.0:
         kept = _nucleus(weight, sampling.top_p)
         ids = kept if ids is None else ids[kept]
