@@ -23,7 +23,9 @@ static inline void some_elements(void *to, const void *from, unsigned long long 
         return x;                                                                                   \
     }
 LOADER(load_some_8_128, __m128i, 1)
+LOADER(load_some_16_128, __m128i, 2)
 LOADER(load_some_16_256, __m256i, 2)
+LOADER(load_some_ps_256, __m256, 4)
 LOADER(load_some_8_512, __m512i, 1)
 LOADER(load_some_32_512, __m512i, 4)
 LOADER(load_some_ps_512, __m512, 4)
@@ -68,6 +70,8 @@ static inline __m512 scale_by_powers(__m512 x, __m512 n)
 #undef _mm512_scalef_ps
 #define _mm512_scalef_ps scale_by_powers
 #define _mm_maskz_loadu_epi8 load_some_8_128
+#define _mm_maskz_loadu_epi16 load_some_16_128
+#define _mm256_maskz_loadu_ps load_some_ps_256
 #define _mm256_maskz_loadu_epi16 load_some_16_256
 #define _mm512_maskz_loadu_epi8 load_some_8_512
 #define _mm512_maskz_loadu_epi32 load_some_32_512

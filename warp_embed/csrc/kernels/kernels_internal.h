@@ -8,6 +8,10 @@
 extern const we_kernels we_reference;
 #ifdef WE_X86
 extern const we_kernels we_avx2;
+/* Columns [c0, c1), multiples of 8, of some rows of VQ weights with vec_dim 8, without their scales: row i begins at
+ * tile + i row_stride, its eight columns from c on at (c - c0) / 8 vector_stride behind. */
+void we_avx2_vq_tile(const we_matrix *w, size_t row, size_t n_rows, size_t c0, size_t c1, float *tile,
+                     size_t row_stride, size_t vector_stride);
 #ifdef WE_X86_AVXVNNI
 extern const we_kernels we_avxvnni;
 #endif

@@ -24,7 +24,6 @@ void we_avx2_mla(const we_mla_args *a);
 void we_avx2_matmul_integer(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y,
                             size_t y_stride);
 void we_avx2_vq_token(const we_matrix *w, size_t row0, size_t row1, const float *x, float *y);
-void we_avx2_vq_tile(const we_matrix *w, size_t row, size_t n_rows, size_t c0, size_t c1, float *tile, size_t stride);
 
 /* A function whose size_t and int constants must be constants inside too: small loops over them are unrolled, and
  * load_some(x, 8) is a plain load. */

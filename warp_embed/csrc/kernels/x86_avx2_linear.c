@@ -87,7 +87,7 @@ void we_avx2_decode_rows(const we_matrix *w, size_t row0, size_t row1, float *y,
         } else if (has_groups_of_16(w)) {
             decode_groups(w, r, 0, w->cols, y);
         } else if (is_vq8(w)) {
-            we_avx2_vq_tile(w, r, 1, 0, w->cols, y, 0);
+            we_avx2_vq_tile(w, r, 1, 0, w->cols, y, 0, 8);
             scale_row(y, we_f16_value(w->scales[r]), w->cols);
         } else {
             we_ref_decode_rows(w, r, r + 1, y, y_stride);
@@ -271,7 +271,7 @@ static const float *rows_piece(const we_matrix *w, size_t row, size_t n_rows, si
 {
     *stride = w->encoding == WE_F32 ? w->cols : COLS;
     if (w->encoding == WE_F32) return (const float *)w->payload + row * w->cols + c0;
-    if (is_vq8(w)) we_avx2_vq_tile(w, row, n_rows, c0, c1, piece, COLS);
+    if (is_vq8(w)) we_avx2_vq_tile(w, row, n_rows, c0, c1, piece, COLS, 8);
     for (size_t i = 0; i < n_rows && !is_vq8(w); i++) {
         if (w->encoding != WE_BF16) decode_groups(w, row + i, c0, c1, piece + i * COLS);
         else decode_bf16((const uint16_t *)w->payload + (row + i) * w->cols + c0, c1 - c0, piece + i * COLS);
@@ -298,12 +298,56 @@ static void float_rows(const we_matrix *w, size_t row, size_t n_rows, const floa
     }
 }
 
+/* Columns [c, c + n) of a row of F32 or BF16, n <= 8; kind is a constant. */
+EXPANDED __m256 plain_x8(const we_matrix *w, size_t row, size_t c, size_t n, const int kind)
+{
+    const size_t at = row * w->cols + c;
+    if (kind == WE_F32) return load_some((const float *)w->payload + at, n);
+    uint16_t some[8] = {0};
+    const uint16_t *x = (const uint16_t *)w->payload + at;
+    if (n < 8) x = memcpy(some, x, n * sizeof *x);
+    const __m128i half = _mm_loadu_si128((const __m128i *)(const void *)x);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+/* Rows by one token, straight from memory, in the order of float_rows; n_rows <= ROWS and kind are constants. */
+EXPANDED void plain_rows(const we_matrix *w, size_t row, const float *x, float *y, const size_t n_rows, const int kind)
+{
+    const char *payload = (const char *)w->payload + row * w->row_bytes;
+    const size_t cols = w->cols, whole = cols / 8 * 8, row_bytes = w->row_bytes, element = kind == WE_F32 ? 4 : 2;
+    __m256 sum[ROWS];
+    for (size_t i = 0; i < n_rows; i++) sum[i] = _mm256_setzero_ps();
+    for (size_t c = 0; c < whole; c += 8) {
+        const __m256 x_x8 = _mm256_loadu_ps(x + c);
+        for (size_t i = 0; i < n_rows; i++) {
+            _mm_prefetch(payload + (ROWS + i) * row_bytes + c * element, _MM_HINT_T0);      /* the next rows */
+            sum[i] = _mm256_fmadd_ps(plain_x8(w, row + i, c, 8, kind), x_x8, sum[i]);
+        }
+    }
+    for (size_t i = 0; i < n_rows; i++) {
+        const size_t n = cols - whole;
+        if (n) sum[i] = _mm256_fmadd_ps(plain_x8(w, row + i, whole, n, kind), load_some(x + whole, n), sum[i]);
+        y[i] = sum_lanes(sum[i]);
+    }
+}
+
+EXPANDED void plain_token(const we_matrix *w, size_t row0, size_t row1, const float *x, float *y, const int kind)
+{
+    size_t r = row0;
+    for (; r + ROWS <= row1; r += ROWS) plain_rows(w, r, x, y + (r - row0), ROWS, kind);
+    for (; r < row1; r++) plain_rows(w, r, x, y + (r - row0), 1, kind);
+}
+
 void we_avx2_matmul(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y, size_t y_stride)
 {
     if (we_takes_integers(w, a)) {
         we_avx2_matmul_integer(w, row0, row1, a, n, y, y_stride);
     } else if (is_vq8(w) && n == 1) {
         we_avx2_vq_token(w, row0, row1, a->x, y);
+    } else if (w->encoding == WE_F32 && n == 1) {
+        plain_token(w, row0, row1, a->x, y, WE_F32);
+    } else if (w->encoding == WE_BF16 && n == 1) {
+        plain_token(w, row0, row1, a->x, y, WE_BF16);
     } else if (is_vq8(w) || has_groups_of_16(w) || w->encoding == WE_F32 || w->encoding == WE_BF16) {
         for (size_t r = row0; r < row1; r += ROWS)
             for (size_t t = 0; t < n; t += TOKENS)

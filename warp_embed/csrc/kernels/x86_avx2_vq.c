@@ -30,6 +30,10 @@ static int kind_of(const we_matrix *w)
     return w->stages == 2 || w->stages == 3 ? (int)w->stages : GENERIC;
 }
 
+/* Whether some rows' units are the first of their line of 64 bytes: then the same place in the next block is fetched.
+ * The units of one row lie so far apart that processors do not foresee them. */
+static int begins_line(const uint8_t *units, size_t n_bytes) { return (uintptr_t)units % 64 < n_bytes; }
+
 /* -------------------------------------------------------------- one token ---- */
 
 /* Rows [row, row + n_rows) of one block of units by one token; n_rows and kind are constants. */
@@ -38,10 +42,12 @@ EXPANDED void token_rows(const we_matrix *w, size_t row, const float *x, float *
 {
     const size_t unit = we_vq_unit(w), step = WE_VQ_ROWS * unit, n_vecs = w->cols / 8;
     const uint8_t *units = we_vq_row(w, row);
+    const int fetch = begins_line(units, n_rows * unit);
     __m256 sums[ROWS];
     for (size_t i = 0; i < n_rows; i++) sums[i] = _mm256_setzero_ps();
     for (size_t v = 0; v < n_vecs; v++, units += step) {
         const __m256 x_x8 = _mm256_loadu_ps(x + 8 * v);
+        if (fetch) _mm_prefetch((const char *)units + n_vecs * step, _MM_HINT_T1);
         for (size_t i = 0; i < n_rows; i++)
             sums[i] = _mm256_fmadd_ps(vector_of(w->books, units + i * unit, w->stages, kind), x_x8, sums[i]);
     }
@@ -69,32 +75,44 @@ void we_avx2_vq_token(const we_matrix *w, size_t row0, size_t row1, const float 
 
 /* -------------------------------------------------------------- many rows ---- */
 
+typedef struct tile_args { float *tile; size_t row_stride, vector_stride; } tile_args;
+
 /* Rows of one block of units; n_rows and kind are constants. */
-EXPANDED void tile_rows(const we_matrix *w, size_t row, size_t c0, size_t c1, float *tile, size_t stride,
+EXPANDED void tile_rows(const we_matrix *w, size_t row, size_t c0, size_t c1, const tile_args *to, size_t i0,
                         const size_t n_rows, const int kind)
 {
-    const size_t unit = we_vq_unit(w), step = WE_VQ_ROWS * unit;
-    const uint8_t *units = we_vq_row(w, row) + c0 / 8 * step;
-    for (size_t c = 0; c < c1 - c0; c += 8, units += step)
+    const size_t unit = we_vq_unit(w), step = WE_VQ_ROWS * unit, row_stride = to->row_stride;
+    const size_t vector_stride = to->vector_stride, stages = w->stages, block_bytes = w->cols / 8 * step;
+    const uint8_t *units = we_vq_row(w, row + i0) + c0 / 8 * step;
+    const int fetch = begins_line(units, n_rows * unit);
+    const float *books = w->books;
+    float *tile = to->tile + i0 * row_stride;
+    for (size_t c = c0; c < c1; c += 8, units += step, tile += vector_stride) {
+        if (fetch) _mm_prefetch((const char *)units + block_bytes, _MM_HINT_T1);
         for (size_t i = 0; i < n_rows; i++)
-            _mm256_storeu_ps(tile + i * stride + c, vector_of(w->books, units + i * unit, w->stages, kind));
+            _mm256_storeu_ps(tile + i * row_stride, vector_of(books, units + i * unit, stages, kind));
+    }
 }
 
-EXPANDED void tile_of_kind(const we_matrix *w, size_t row, size_t n_rows, size_t c0, size_t c1, float *tile,
-                           size_t stride, const int kind)
+EXPANDED void tile_of_kind(const we_matrix *w, size_t row, size_t n_rows, size_t c0, size_t c1, const tile_args *to,
+                           const int kind)
 {
-    if (n_rows == 4 && row % WE_VQ_ROWS <= WE_VQ_ROWS - 4) tile_rows(w, row, c0, c1, tile, stride, 4, kind);
-    else for (size_t i = 0; i < n_rows; i++) tile_rows(w, row + i, c0, c1, tile + i * stride, stride, 1, kind);
+    for (size_t i = 0, n; i < n_rows; i += n) {
+        n = n_rows - i >= 4 && (row + i) % WE_VQ_ROWS <= WE_VQ_ROWS - 4 ? 4 : 1;
+        if (n == 4) tile_rows(w, row, c0, c1, to, i, 4, kind);
+        else tile_rows(w, row, c0, c1, to, i, 1, kind);
+    }
 }
 
-/* Columns [c0, c1), multiples of 8, of some rows without their scales. */
-void we_avx2_vq_tile(const we_matrix *w, size_t row, size_t n_rows, size_t c0, size_t c1, float *tile, size_t stride)
+void we_avx2_vq_tile(const we_matrix *w, size_t row, size_t n_rows, size_t c0, size_t c1, float *tile,
+                     size_t row_stride, size_t vector_stride)
 {
+    const tile_args to = {tile, row_stride, vector_stride};
     switch (kind_of(w)) {
-    case 2:        tile_of_kind(w, row, n_rows, c0, c1, tile, stride, 2); break;
-    case 3:        tile_of_kind(w, row, n_rows, c0, c1, tile, stride, 3); break;
-    case SIX_BITS: tile_of_kind(w, row, n_rows, c0, c1, tile, stride, SIX_BITS); break;
-    default:       tile_of_kind(w, row, n_rows, c0, c1, tile, stride, GENERIC); break;
+    case 2:        tile_of_kind(w, row, n_rows, c0, c1, &to, 2); break;
+    case 3:        tile_of_kind(w, row, n_rows, c0, c1, &to, 3); break;
+    case SIX_BITS: tile_of_kind(w, row, n_rows, c0, c1, &to, SIX_BITS); break;
+    default:       tile_of_kind(w, row, n_rows, c0, c1, &to, GENERIC); break;
     }
 }
 

@@ -64,7 +64,9 @@ static void route(const we_router *r, const float *logits, int32_t *idx, float *
 
 static void matmul(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y, size_t y_stride)
 {
+    const int has_tiles = w->encoding == WE_F32 || w->encoding == WE_BF16 || (we_is_vq(w) && w->vec_dim == 8);
     if (we_takes_integers(w, a)) we_avx512_matmul_integer(w, row0, row1, a, n, y, y_stride);
+    else if (n > 1 && has_tiles) we_avx512_matmul_float(w, row0, row1, a, n, y, y_stride);
     else we_avx2.matmul(w, row0, row1, a, n, y, y_stride);
 }
 
