@@ -1,5 +1,6 @@
 """KDA and MLA, as in Kimi Linear (arXiv 2510.26692); the formulas are beside the kernels in kernels.h. What a model adds
 or leaves out (factors of a matrix, an output gate) is a weight that is NULL or is not."""
+from libc.string cimport memcpy
 from warp_embed._kernels cimport we_acts, we_kda_args, we_kernels, we_latent_bytes, we_mla_args
 from warp_embed._kernels cimport WE_LATENT_TILE
 from warp_embed.engine.linear cimport add_product, for_each, input_group, product, run_products, set_acts
@@ -110,8 +111,8 @@ cdef void absorb_heads(void *arg, size_t begin, size_t end, unsigned worker) noe
         a.p.linear.K.matmul_t(a.w.kv_b, key_row, key_row + c.nope, s.q + h * (c.nope + c.rope), q_stride, a.p.n,
                               s.absorbed + h * row, c.nh * row, s.work + worker * s.work_stride)
         for t in range(a.p.n):
-            copy_floats(s.absorbed + (t * c.nh + h) * row + c.r,
-                        s.q + t * q_stride + h * (c.nope + c.rope) + c.nope, c.rope)
+            memcpy(s.absorbed + (t * c.nh + h) * row + c.r,
+                   s.q + t * q_stride + h * (c.nope + c.rope) + c.nope, c.rope * sizeof(float))
 
 
 cdef void attend(MlaArgs *a, size_t segment, size_t t, size_t n, size_t h, size_t heads, float *o, size_t o_stride,
@@ -213,12 +214,6 @@ cdef void split_token(MlaArgs *a) noexcept nogil:
     for_each(L, absorb_heads, a, nh, nh * r * a.p.c.nope)
     for_each(L, attend_parts, a, a.segments * a.groups, nh * r * a.p.position)
     for_each(L, fold_heads, a, nh, nh * r * (a.p.c.v + a.segments))
-
-
-cdef inline void copy_floats(float *y, const float *x, size_t n) noexcept nogil:
-    cdef size_t i
-    for i in range(n):
-        y[i] = x[i]
 
 
 cdef inline void head_acts(we_acts *acts, const Scratch *s, const Config *c, size_t h, unsigned group) noexcept nogil:
