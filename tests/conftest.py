@@ -1,4 +1,5 @@
-"""What all tests share: Ctrl-C that works, no cache folder, and a disk that fails on demand."""
+"""What all tests share: Ctrl-C that works, an alarm, no cache folder, and a disk that fails on demand."""
+import gc
 import os
 import signal
 import sys
@@ -15,6 +16,29 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # No test finds, or leaves, anything in the user's cache; what a model remembers would change another test's counts.
 os.environ["XDG_CACHE_HOME"] = os.devnull
+
+
+@pytest.fixture
+def alarm():
+    """alarm(handler) -> set(seconds, interval=0): after that time `handler` is called; set(0) takes it back.
+
+    The garbage collector is off meanwhile: Python prints and drops what a handler raises inside one of its callbacks
+    (hypothesis has one), and the call under test would go on.
+    """
+    if not hasattr(signal, "setitimer"):
+        pytest.skip("this system has no interval timer")
+    before, collects = signal.getsignal(signal.SIGALRM), gc.isenabled()
+
+    def install(handler):
+        signal.signal(signal.SIGALRM, handler)
+        return lambda seconds, interval=0: signal.setitimer(signal.ITIMER_REAL, seconds, interval)
+
+    gc.disable()
+    yield install
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    if collects:
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Signal handlers run between any two lines of Python, and what they raise may come out anywhere: nothing may stay
 half-done, or locked, and nothing may wait for itself."""
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -12,23 +11,16 @@ import pytest
 
 from warp_embed import Cancelled, Model, SessionBusy, SessionClosed, _kernels
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timer")
-
-
 class Ring(Exception):
     pass
 
 
 @pytest.fixture
-def bell():
+def bell(alarm):
     """A function that lets a handler raise Ring after so many seconds; 0 takes that back."""
     def ring(*_):
         raise Ring
-
-    old = signal.signal(signal.SIGALRM, ring)
-    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, old)
+    return alarm(ring)
 
 
 def step_or_drop(session, ids):
@@ -86,7 +78,7 @@ def slow():
     (lambda model, other: model.resize_cache(0), None), (lambda model, other: model.stats(), None),
     (lambda model, other: other.close(), None), (lambda model, other: model.close(), None),
 ])
-def test_a_handler_inside_a_pass_never_waits_for_itself(tiny, slow, call, error):
+def test_a_handler_inside_a_pass_never_waits_for_itself(tiny, slow, alarm, call, error):
     seen = []
 
     def handler(*_):
@@ -97,23 +89,21 @@ def test_a_handler_inside_a_pass_never_waits_for_itself(tiny, slow, call, error)
             except Exception as raised:
                 seen.append(type(raised))
 
-    old = signal.signal(signal.SIGALRM, handler)
+    ring = alarm(handler)
     try:
         with Model.open(tiny, context=512, threads=1) as model, model.session() as session, model.session() as other:
-            signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+            ring(0.01, 0.01)
             while not seen:
                 session.prefill([1, 2, 3, 4] * 64)
                 session.rewind(0)
+            ring(0)
     except (SessionClosed, Cancelled):
         pass                                        # the pass ended because its model was closed
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
     assert seen[0] is error
 
 
 @pytest.mark.parametrize("what", ["session", "model"])
-def test_a_handler_may_close_what_is_being_closed(tiny, what):
+def test_a_handler_may_close_what_is_being_closed(tiny, alarm, what):
     """Handlers nest: 50 microseconds later the next one comes, also inside the first; a hundred, and no more, since
     where a handler takes longer than that nothing else would ever run."""
     left = iter(range(100))
@@ -123,18 +113,15 @@ def test_a_handler_may_close_what_is_being_closed(tiny, what):
 
     def handler(*_):
         if next(left, None) is None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            ring(0)
         for each in todo:
             each.close()
 
-    old = signal.signal(signal.SIGALRM, handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 5e-5, 5e-5)
-        for each in todo:
-            each.close()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+    ring = alarm(handler)
+    ring(5e-5, 5e-5)
+    for each in todo:
+        each.close()
+    ring(0)
     for session in sessions:
         with pytest.raises(SessionClosed):
             session.step(token=1)

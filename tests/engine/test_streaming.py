@@ -196,8 +196,7 @@ got, seconds = timed(lambda: session.poll(0.02))
 assert got is None and seconds < PATIENCE, (got, seconds)
 
 signal.signal(signal.SIGALRM, lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
-signal.setitimer(signal.ITIMER_REAL, 0.1)
-got, seconds = timed(lambda: session.poll(20))
+got, seconds = timed(lambda: (signal.setitimer(signal.ITIMER_REAL, 0.1), session.poll(20)))
 assert isinstance(got, KeyboardInterrupt) and seconds < PATIENCE, (got, seconds)
 
 disk.stalled = 0

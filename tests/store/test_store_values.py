@@ -1,6 +1,5 @@
 """Every weight that is read is, bit for bit, the one that was written."""
 import dataclasses
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -129,18 +128,13 @@ def test_an_entry_that_contradicts_itself_is_refused(built):
         _store.Trunk(path, [Liar()])
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
-def test_ctrl_c_ends_a_load(built):
+def test_ctrl_c_ends_a_load(built, alarm):
     def interrupt(number, frame):
         raise KeyboardInterrupt
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-            _store.Trunk(built("vq3r").path / "trunk.bin", same_tensor_many_times(built("vq3r"), 5_000))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    path, entries, ring = built("vq3r").path / "trunk.bin", same_tensor_many_times(built("vq3r"), 5_000), alarm(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ring(0.05)
+        _store.Trunk(path, entries)
 
 
 def same_tensor_many_times(b, n):
