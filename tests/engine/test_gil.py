@@ -97,7 +97,7 @@ def calls(path, folder):
     yield "count_tokens", lambda: chat.count_tokens(book)
     yield "Model.open", lambda: Model.open(path, context=4096).close()
     yield "plan", lambda: warp_embed.plan(path)
-    yield "prefill", lambda: session.prefill(ids)
+    yield "prefill", lambda: (session.rewind(0), session.prefill(ids))
     yield "all_logits", lambda: model.session().prefill(ids, all_logits=True)
     yield "step", lambda: [session.step() for _ in range(40)]
     yield "generate", lambda: list(session.generate(max_tokens=40))

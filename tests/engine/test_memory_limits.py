@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import warp_embed
 from benchmarks.random_model import RandomModel
 from benchmarks.shapes import TINY
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 V1 = Path("/sys/fs/cgroup/memory")
 
@@ -46,7 +46,7 @@ def streamed(tmp_path_factory):
 
 
 def start(program, path, settings, **options):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "MALLOC_ARENA_MAX": "2"}
+    env = {**os.environ, "PYTHONPATH": str(Path(warp_embed.__file__).parents[1]), "MALLOC_ARENA_MAX": "2"}
     return subprocess.Popen([sys.executable, "-c", COMMON + program, str(path), json.dumps(settings)], env=env,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 

@@ -131,7 +131,8 @@ def test_an_entry_that_contradicts_itself_is_refused(built):
 def test_ctrl_c_ends_a_load(built, alarm):
     def interrupt(number, frame):
         raise KeyboardInterrupt
-    path, entries, ring = built("vq3r").path / "trunk.bin", same_tensor_many_times(built("vq3r"), 5_000), alarm(interrupt)
+    path, entries = built("vq3r").path / "trunk.bin", same_tensor_many_times(built("vq3r"), 5_000)
+    ring = alarm(interrupt)
     with pytest.raises(KeyboardInterrupt):
         ring(0.05)
         _store.Trunk(path, entries)
