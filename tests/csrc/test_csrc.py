@@ -24,7 +24,11 @@ THREADED = ("test_pool", "test_cache", "test_cache_threads", "test_load", "test_
 ALLOC = ["-Dmalloc=test_malloc", "-Dcalloc=test_calloc", "-Drealloc=test_realloc"]       # see alloc.h
 ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 THREAD = ["-fsanitize=thread"]
-RUNS = [(program, compiler, sanitizer) for compiler in ("gcc", "clang") for program in PROGRAMS
+# Each sanitizer with one compiler, each compiler with one sanitizer; the other pairs are slow.
+FAST = [("gcc", "address"), ("clang", "thread")]
+RUNS = [pytest.param(program, compiler, sanitizer, id=f"{program}-{compiler}-{sanitizer}",
+                     marks=[] if (compiler, sanitizer) in FAST else pytest.mark.slow)
+        for compiler in ("gcc", "clang") for program in PROGRAMS
         for sanitizer in ("address", "thread") if sanitizer == "address" or program in THREADED]
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the programs use POSIX")
@@ -59,18 +63,28 @@ def try_out(compiler, sanitizer, folder):
     return None
 
 
-def build(program, compiler, flags, folder):
-    """Compile a program with the C files that it tests; their allocations go through alloc.h."""
-    objects = []
-    for name in PROGRAMS[program]:
-        objects.append(str(folder / f"{name}.o"))
-        compile_or_fail([compiler, *flags, *ALLOC, "-c", str(CSRC / name), "-o", objects[-1]])
-    compile_or_fail([compiler, *flags, str(HERE / f"{program}.c"), *objects, "-o", str(folder / program)])
-    return [str(folder / program), str(folder / "scratch")]
+@pytest.fixture(scope="session")
+def build(tmp_path_factory):
+    """build(program, compiler, flags, folder): the command that runs the program, compiled with the C files that it
+    tests. Their allocations go through alloc.h. Each is compiled once for all programs."""
+    made = {}
+
+    def get(program, compiler, flags, folder):
+        objects = []
+        for name in PROGRAMS[program]:
+            key = (compiler, *flags, name)
+            if key not in made:
+                target = str(tmp_path_factory.mktemp("object") / f"{name}.o")
+                compile_or_fail([compiler, *flags, *ALLOC, "-c", str(CSRC / name), "-o", target])
+                made[key] = target
+            objects.append(made[key])
+        compile_or_fail([compiler, *flags, str(HERE / f"{program}.c"), *objects, "-o", str(folder / program)])
+        return [str(folder / program), str(folder / "scratch")]
+    return get
 
 
 @pytest.mark.parametrize("program, compiler, sanitizer", RUNS)
-def test_core(program, compiler, sanitizer, usable, tmp_path):
+def test_core(program, compiler, sanitizer, usable, build, tmp_path):
     usable(compiler, sanitizer)
     command = build(program, compiler, [*FLAGS, *(ADDRESS if sanitizer == "address" else THREAD)], tmp_path)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300,
@@ -80,7 +94,7 @@ def test_core(program, compiler, sanitizer, usable, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_core_under_valgrind(program, tmp_path):
+def test_core_under_valgrind(program, build, tmp_path):
     """Reads of memory that nobody wrote, which the sanitizers above do not see."""
     if not shutil.which("valgrind") or not shutil.which("gcc"):
         pytest.skip("valgrind or gcc is not installed")
