@@ -18,10 +18,13 @@ COMPILERS = {
     "aarch64-linux-musl": [*ZIG, "-target", "aarch64-linux-musl"],
     "aarch64-linux-gnu": ["aarch64-linux-gnu-gcc", "-fPIC"],
 }
+SECOND = ("x86_64-macos", "aarch64-windows-gnu")
 FLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-shared"]
 
 
-@pytest.mark.parametrize("target", COMPILERS)
+# Each system and each of its sources for a processor once; the two other pairs with --full.
+@pytest.mark.parametrize("target", [pytest.param(target, marks=pytest.mark.slow if target in SECOND else [])
+                                    for target in COMPILERS])
 def test_the_c_core_is_complete_for(target, tmp_path, tmp_path_factory):
     """One library of all C sources with nothing missing: what a platform lacks shows up as an undefined symbol."""
     command = COMPILERS[target]
