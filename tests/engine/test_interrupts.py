@@ -11,6 +11,7 @@ import pytest
 
 from warp_embed import Cancelled, Model, SessionBusy, SessionClosed, _kernels
 
+
 class Ring(Exception):
     pass
 
