@@ -84,6 +84,8 @@ def test_token_by_token(oracle, model):
         check_state(seen, arrays)
 
 
+@pytest.mark.parametrize("model", [pytest.param(1, marks=pytest.mark.slow), 2], ids=["1-thread", "2-threads"],
+                         indirect=True)
 def test_every_cut_in_two_gives_the_same_bits(oracle, model):
     arrays = oracle[1]
     ids = arrays["input_ids"]

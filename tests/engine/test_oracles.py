@@ -80,6 +80,7 @@ def test_token_by_token(golden, model):
         check_state(seen, arrays)
 
 
+@pytest.mark.parametrize("model", ["bf16", pytest.param("f32", marks=pytest.mark.slow)], indirect=True)
 def test_every_cut_in_two_gives_the_same_bits(golden, model):
     ids = golden[1]["input_ids"]
     with model.session() as whole:

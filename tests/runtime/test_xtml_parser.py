@@ -149,13 +149,13 @@ PIECES = st.sampled_from(["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>", 
                           "{}", "é", " ", CALL.format("f"), "<|open|>call", "<|close|>call<|sep|>"])
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(TOKENS, st.sampled_from(["think", "response"]))
 def test_any_tokens_give_events_and_at_most_one_error(tok, ids, first):
     check(tok, ids, first)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.lists(PIECES, max_size=40), st.sampled_from(["think", "response"]))
 def test_any_markup_gives_events_and_at_most_one_error(tok, pieces, first):
     check(tok, tok.encode_markup("".join(pieces)), first)
@@ -188,7 +188,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_
 TEXT = st.text(st.sampled_from("<|open|>&\"'= é\n👍") | st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(TEXT, TEXT, st.lists(st.tuples(TEXT.filter(bool), st.dictionaries(TEXT, JSON, max_size=3)), max_size=3))
 def test_what_is_written_is_read_back(tok, form, reasoning, content, calls):
     said = checked({"role": "assistant", "reasoning": reasoning, "content": content,
