@@ -19,7 +19,15 @@ from warp_embed.runtime.manifest import BOOK_HEADER, BOOK_MAGIC, Encoding, Exper
 BLOCK_BYTES = 16 << 20          # random bytes are made once, and used again from changing offsets
 BODIES = 4                      # different expert records; the others repeat them under their own headers
 # Standard deviation of uniformly random codes: what a scale is divided by, so that weights have the wanted one.
-CODE_DEVIATION = {Encoding.Q8G: 73.9, Encoding.Q4G: 4.64}
+CODE_DEVIATION = {Encoding.Q8G: 73.9, Encoding.Q4G: 4.18}
+STEPS = (0.001, 0.1)            # time steps of KDA's decay
+
+
+def without_mean(codes):
+    """Nibbles whose mean, less 8, is 0: 0 becomes 8. A mean would be the same for all rows of a matrix, and layer after
+    layer would make a vector of equal elements grow."""
+    codes = np.where(codes & 0x0f, codes, codes | 0x08)
+    return np.where(codes & 0xf0, codes, codes | 0x80)
 
 
 class RandomModel:
@@ -35,6 +43,8 @@ class RandomModel:
         self.form = EXPERT_FORMATS[experts]
         self.rng = np.random.default_rng(seed)
         self.block = np.frombuffer(self.rng.bytes(BLOCK_BYTES), np.uint8)
+        if trunk == "q4" or self.form.encoding == Encoding.Q4G:
+            self.block = without_mean(self.block)
         self.normal = self.rng.standard_normal(BLOCK_BYTES // 4, np.float32)
 
     # ---- parts ----
@@ -79,11 +89,14 @@ class RandomModel:
         name, shape = entry.name, entry.shape
         if name.endswith("A_log"):
             return np.log(self.rng.uniform(1, 8, shape)).astype(np.float32)
+        if name.endswith("dt_bias"):                # decays of a few to a few hundred tokens
+            return np.log(np.expm1(np.exp(self.rng.uniform(*np.log(STEPS), shape)))).astype(np.float32)
         if name.endswith("norm.weight"):
             return 1 + self.values(shape, 0.1)
         if name.endswith("bias"):
             return self.values(shape, 0.1)
-        return self.values(shape, 1 / math.sqrt(shape[-1]))
+        inputs = self.config.conv if "conv1d" in name else shape[-1]
+        return self.values(shape, 1 / math.sqrt(inputs))
 
     def deviation(self, entry):
         """Of a matrix' weights: as many inputs of deviation 1 give an output of deviation 1."""
@@ -138,7 +151,8 @@ class RandomModel:
         with open(path, "wb") as file:
             for number in range(n):
                 file.write(BOOK_HEADER.pack(BOOK_MAGIC, number, form.encoding, form.vec_dim, form.entries, 0))
-                file.write(self.rng.standard_normal((form.entries, form.vec_dim)).astype("<f2").tobytes())
+                book = self.rng.standard_normal((form.entries, form.vec_dim))
+                file.write((book - book.mean(0)).astype("<f2").tobytes())
 
     # ---- the whole ----
 

@@ -111,7 +111,7 @@ def run(arguments):
     if disk is None:
         program = f"import sys; sys.path.append({str(ROOT)!r}); from benchmarks.__main__ import main; sys.exit(main())"
         return subprocess.call([sys.executable, "-c", program, *arguments.argv], env=disks.environment())
-    path = random_model.make(arguments.folder, f"{arguments.shape}-skewed", SHAPES[arguments.shape],
+    path = random_model.make(arguments.folder, f"{arguments.shape}-routed", SHAPES[arguments.shape],
                              *PAIRS[arguments.encoding], kind=Skewed)
     manifest = Manifest.read(path)
     disk.watch(path / "experts-")
