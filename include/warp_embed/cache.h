@@ -68,7 +68,7 @@ void we_cache_release(we_cache *cache, we_want *wants, uint32_t n, int come_back
 
 /* What the next layer will probably demand, most likely first; replaces what is left of the last guess. Reads when
  * nothing is demanded, in place of what is worth little. As many are taken as keep the guesses that were not used
- * below a hundredth of all reads; returns how many. */
+ * below half a hundredth of all reads; returns how many. */
 uint32_t we_cache_guess(we_cache *cache, uint32_t layer, const uint32_t *experts, uint32_t n);
 /* Which of the experts are neither there nor on their way: missing[i] = 1, else 0. */
 void we_cache_missing(we_cache *cache, uint32_t layer, const uint32_t *experts, uint32_t n, uint8_t *missing);

@@ -1,7 +1,7 @@
 /* What the callers of cache.h see: demands, waits, releases, and what may be read ahead. */
 #include "cache_private.h"
 
-#define GUESS_SHARE 100u            /* one read of so many may be a guess that was not used */
+#define GUESS_SHARE 200u            /* one read of so many may be a guess that was not used */
 #define GRACE_S 0.1                 /* so long are threads waited for that are inside a read at the end */
 
 /* ---- demand ---- */

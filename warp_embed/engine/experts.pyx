@@ -10,8 +10,8 @@ from warp_embed._kernels cimport we_acts, we_kernels, we_matrix, we_router, we_s
 from warp_embed._kernels cimport WE_E_PAUSED, WE_OK
 from warp_embed._store cimport WE_DOWN, WE_GATE, WE_MATRICES, WE_UP
 from warp_embed.engine.linear cimport add_exact_product, add_product, for_each, product, run_products, set_acts
-from warp_embed.engine.lookahead cimport judge_guess, look_ahead
-from warp_embed.engine.structs cimport Config, FfnWeights, LayerWeights, MoeWeights, Pass, Scratch
+from warp_embed.engine.lookahead cimport judge_guesses, look_ahead
+from warp_embed.engine.structs cimport Config, FfnWeights, LayerWeights, MoeWeights, Pass, Scratch, EARLY
 
 cdef double SLICE_S = 0.01              # a pass that waits for a read looks so often whether it is to stop
 
@@ -357,8 +357,8 @@ cdef we_status moe_layer(Pass *p, const LayerWeights *w, int layer, size_t *expe
     list_wants(p, expert[0] - 1 if expert[0] > 0 else 0)
     status = demand(p, layer)
     if status == WE_OK and expert[0] == 0:
-        judge_guess(p, layer)
-        look_ahead(p, layer)
+        judge_guesses(p, layer)
+        look_ahead(p, layer + 1, EARLY)
         enter_latent(p, &w.moe)
         dense_layer(p, &w.moe.shared, c.shared_inter, s.shared_y)
         expert[0] = 1

@@ -20,9 +20,9 @@ from warp_embed.engine.ids cimport Ids
 from warp_embed.engine.layout cimport carve_scratch, carve_state, carve_weights, fill_config, free_blocks, reserve_blocks
 from warp_embed.engine.layout cimport share_blocks
 from warp_embed.engine.linear cimport product, set_acts, start_pool
-from warp_embed.engine.lookahead cimport start_ahead
+from warp_embed.engine.lookahead cimport forget_guesses, look_ahead, start_ahead
 from warp_embed.engine.residual cimport norm, seat, start_block
-from warp_embed.engine.structs cimport Config, LayerState, LayerWeights, Pass, StateParts, Watch, Weights
+from warp_embed.engine.structs cimport Config, LayerState, LayerWeights, Pass, StateParts, Watch, Weights, EARLY, LATE
 
 from warp_embed.engine.layout import checkpoint_bytes, scratch_bytes, state_bytes  # noqa: F401 (of a plan)
 from warp_embed.errors import Cancelled, NumericError, SessionClosed
@@ -45,6 +45,7 @@ cdef we_status run_layer(Pass *p, State state, size_t layer, size_t *expert) noe
     if expert[0] > 0:
         bring_back(p, &state.parts)
     else:
+        look_ahead(p, <int>layer, LATE)
         norm(p, &w.attention_mix, w.input_norm, False)
         if p.c.block_layers > 0 and layer % p.c.block_layers == 0:
             start_block(p)
@@ -56,6 +57,7 @@ cdef we_status run_layer(Pass *p, State state, size_t layer, size_t *expert) noe
     if w.is_moe:
         status = moe_layer(p, w, <int>layer, expert)
     else:
+        look_ahead(p, <int>layer + 1, EARLY)
         dense_layer(p, &w.ffn, p.c.dense_inter, p.s.y)
     if status == WE_OK:
         p.linear.K.add(p.x, p.s.y, p.n * p.c.hidden)
@@ -217,7 +219,7 @@ cdef class Engine:
             p.store = store_api()
             p.read_ahead = self.read_ahead
             self.ahead.n_passes += 1
-            self.ahead.layer = -1           # a guess of another pass
+            forget_guesses(&self.ahead)     # of another pass
             if self.lookahead and self.store.can_read_ahead:
                 p.ahead = &self.ahead
             p.cache = self.store.cache

@@ -153,8 +153,8 @@ cdef void carve_feed_forward(const Config *c, Scratch *s, Carver *k) noexcept no
     s.batch = <we_want *>take(k, c.E * sizeof(we_want))
     s.ahead_h = take_floats(k, min(n, <size_t>AHEAD_TOKENS) * c.hidden)
     s.ahead_logits = take_floats(k, min(n, <size_t>AHEAD_TOKENS) * c.E)
-    s.ahead_idx = <int32_t *>take(k, min(n, <size_t>AHEAD_TOKENS) * c.k * sizeof(int32_t))
-    s.ahead_weight = take_floats(k, min(n, <size_t>AHEAD_TOKENS) * c.k)
+    s.ahead_idx = <int32_t *>take(k, c.k * sizeof(int32_t))
+    s.ahead_weight = take_floats(k, c.k)
     s.ahead_score = take_floats(k, c.E)
     s.experts = <we_matrix *>take(k, 3 * c.E * sizeof(we_matrix))
     s.expert_acts = <we_acts *>take(k, 2 * c.E * sizeof(we_acts))
@@ -177,9 +177,6 @@ cdef size_t carve_scratch(const Config *c, Scratch *s, Linear *linear, char *bas
     linear.jobs = <Job *>take(&k, linear.capacity * sizeof(Job))
     linear.n_jobs = linear.blocks = linear.work = 0
     # a guess is judged by the next layer: attention must not write over it
-    s.ahead = <uint32_t *>take(&k, AHEAD_RANKS * sizeof(uint32_t))
-    s.ahead_missing = <uint8_t *>take(&k, AHEAD_RANKS)
-    s.ahead_named = <uint32_t *>take(&k, AHEAD_RANKS * sizeof(uint32_t))
     shared = most = k.used
     carve_kda(c, s, &k)
     most = max(most, k.used)

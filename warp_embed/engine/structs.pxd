@@ -181,13 +181,10 @@ cdef struct Scratch:                    # one per model; a pass at a time
     we_acts pair_inner_acts             # of pair_gate
     we_want *wants                      # [E] records of a layer, ascending: [n_done, n_pinned) are pinned
     size_t n_done, n_pinned, n_wants
-    uint32_t *ahead                     # [AHEAD_RANKS] experts guessed for the next layer, most likely first
-    uint8_t *ahead_missing              # [AHEAD_RANKS] not in the cache when they were guessed
-    uint32_t *ahead_named               # [AHEAD_RANKS] of these, what the cache was told
-    float *ahead_h                      # [AHEAD_TOKENS][hidden] the next router's input, as far as one knows
+    float *ahead_h                      # [AHEAD_TOKENS][hidden] a later router's input, as far as one knows
     float *ahead_logits                 # [AHEAD_TOKENS][E]
-    int32_t *ahead_idx                  # [AHEAD_TOKENS][k]
-    float *ahead_weight                 # [AHEAD_TOKENS][k]
+    int32_t *ahead_idx                  # [k]
+    float *ahead_weight                 # [k]
     float *ahead_score                  # [E]
     we_want *batch                      # [E] records that are computed with together
     size_t n_batch
@@ -216,14 +213,23 @@ cdef struct Linear:                     # products that may run at the same time
 cdef enum:
     AHEAD_RANKS = 64                    # experts of a layer that are guessed at most
     AHEAD_TOKENS = 32                   # tokens of a prompt that a guess is made from
+    EARLY = 0                           # when: before the feed-forward half of the layer before,
+    LATE = 1                            # or before the layer's own attention
 
 
-cdef struct Lookahead:                  # what was learned about guesses; kept from pass to pass
-    double precision[2][64]             # [AHEAD_RANKS] of one token, and of many: how often a rank's missing are right
-    double missed[2]                    # missing records a guess, on average
+cdef struct Guess:
+    int layer                           # that it is about; -1: none
+    size_t n
+    uint32_t experts[64]                # [AHEAD_RANKS] most likely first
+    uint8_t missing[64]                 # [AHEAD_RANKS] not in the cache when they were guessed
+
+
+cdef struct Lookahead:                  # what was learned about guesses; kept from pass to pass. [2]s: of one token, of many
+    double precision[2][2][64]          # [2][EARLY, LATE][AHEAD_RANKS] how often a rank's missing are right
+    double missed[2][2]                 # [2][EARLY, LATE] missing records a guess, on average
     double threshold                    # precision that is asked for
-    int layer                           # that was guessed about; -1: none
-    size_t n                            # experts that were guessed
+    Guess guesses[2]                    # [EARLY, LATE] the last ones
+    uint32_t named[64]                  # [AHEAD_RANKS] what the cache is told
     size_t n_passes
     we_router router
 
