@@ -4,6 +4,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from benchmarks.random_model import RandomModel
+from benchmarks.shapes import TINY
 from warp_embed import Model
 from warp_embed.runtime.manifest import Manifest
 from warp_embed.runtime.plan import make_plan
@@ -32,6 +34,23 @@ def test_a_prompt_of_512_reads_each_expert_once(tiny, ids):
     with open_with(tiny, chunk=64, cache_slots=4) as model, model.session() as session:
         assert np.array_equal(session.prefill(ids[:512]), logits)
         assert model.stats()["bytes_read"] >= 5 * stats["bytes_read"]
+
+
+def test_a_prompt_leaves_room_for_what_other_layers_want(tmp_path):
+    """Three layers of 80 experts in 70 slots: some are for what is read, the rest keep what the next chunk finds."""
+    path, slots, at_once = tmp_path / "wide.waste", 70, 32
+    RandomModel({**TINY, "num_experts": 80, "num_experts_per_token": 4}, "q8", "q8").write(path)
+    ids = np.random.default_rng(5).integers(0, 512, 1024).astype(np.int32)
+    with open_with(path) as model, model.session() as session:
+        logits = session.prefill(ids)
+    with open_with(path, chunk=512, cache_slots=slots) as model, model.session() as session:
+        model._engine.lookahead = False
+        session.prefill(ids[:512])
+        first = model.stats()
+        assert np.array_equal(session.prefill(ids[512:]), logits)
+        second = model.stats()
+    assert first["hits"] == 0 and first["misses"] > slots + at_once
+    assert second["hits"] - first["hits"] >= (slots - at_once) * 3 // 4         # less than all: not all are used again
 
 
 def test_checkpoints_are_at_the_ends_of_long_chunks(tiny, ids):

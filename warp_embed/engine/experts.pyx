@@ -14,6 +14,7 @@ from warp_embed.engine.lookahead cimport judge_guesses, look_ahead
 from warp_embed.engine.structs cimport Config, FfnWeights, LayerWeights, MoeWeights, Pass, Scratch, EARLY
 
 cdef double SLICE_S = 0.01              # a pass that waits for a read looks so often whether it is to stop
+cdef size_t PINNED_MOST = 32            # records of a layer: half of them are read while half are multiplied
 
 
 # ------------------------------------------------------------------- dense ----
@@ -130,9 +131,11 @@ cdef void list_wants(Pass *p, size_t begin) noexcept nogil:
 
 
 cdef we_status demand(Pass *p, int layer) noexcept nogil:
-    """Pin as many more of s.wants as the cache has slots for, and let the missing ones be read."""
+    """Pin more of s.wants, as far as the cache has slots, and let the missing ones be read. A prompt may want all experts
+    of a layer: no more at a time than it takes to keep reading, since each takes the place of what other layers, or the
+    tokens after the prompt, would have found."""
     cdef Scratch *s = p.s
-    cdef size_t n = s.n_wants - s.n_pinned
+    cdef size_t n = min(s.n_wants - s.n_pinned, PINNED_MOST - (s.n_pinned - s.n_done))
     cdef uint32_t pinned = 0
     cdef we_status status = WE_OK
     if not p.read_ahead:
