@@ -9,8 +9,8 @@ import pytest
 
 import warp_embed
 from warp_embed._store import Pages
-from warp_embed.runtime import forecast, probe
-from warp_embed.runtime.forecast import Rung, Speed, hit_rate, ladder, rung
+from warp_embed.runtime import forecast, hotlist, probe
+from warp_embed.runtime.forecast import Rung, Speed, hit_rate, ladder, learned_hit_rate, rung
 from warp_embed.runtime.manifest import Encoding, Manifest
 from warp_embed.runtime.sizes import measure
 
@@ -23,6 +23,43 @@ def test_the_estimate_is_zipf_and_agrees_with_what_was_published():
     uses = np.arange(1, 80_001) ** (forecast.SKEW - 1)      # the law itself, for as many experts
     for share in (0.01, 0.05, 0.25, 0.5, 0.9):
         assert hit_rate(share) == pytest.approx(uses[:int(share * 80_000)].sum() / uses.sum(), abs=0.03)
+
+
+def counted(popularity, n, rng):
+    return np.sort(np.bincount(rng.choice(popularity.size, n, p=popularity), minlength=popularity.size))
+
+
+@pytest.mark.parametrize("skew", [1.0, 0.3])                 # used alike; by Zipf's law
+def test_counted_uses_say_what_the_next_ones_find(skew):
+    """Also few of them: what was used most, of experts that are used alike, owes that to chance."""
+    rng = np.random.default_rng(3)
+    popularity = np.arange(1, 1001) ** (skew - 1)
+    popularity /= popularity.sum()
+    for n in (2_000, 20_000):
+        for slots in (30, 125, 500):
+            guesses = [learned_hit_rate(counted(popularity, n, rng), slots) for _ in range(20)]
+            counts = rng.multinomial(n, popularity, 20)
+            kept = np.argsort(counts + rng.random(counts.shape), 1)[:, -slots:]
+            assert np.mean(guesses) == pytest.approx(popularity[kept].sum(1).mean(), abs=0.02)
+    assert learned_hit_rate(np.array([0, 0, 5]), 3) == 1 and learned_hit_rate(np.array([0, 0, 5]), 1) == 1
+    assert learned_hit_rate(np.array([1, 1]), 1) == 0            # without either use, the other record comes first
+
+
+def test_a_plan_learns_from_what_was_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path, usual = warp_embed.demo_path(), warp_embed.plan(warp_embed.demo_path(), context=64)
+    least = {"context": 64, "memory": usual.floor_bytes}
+    assert not usual.learned and warp_embed.plan(path, **least).hit_rate == usual.rungs[0].hit_rate
+    with warp_embed.Model.open(path, **least) as model:
+        layers, fingerprint = len(model.config.moe_layers), model.fingerprint
+    uses = np.zeros((layers, usual.n_records // layers), np.uint16)
+    flat, slots = uses.reshape(-1), usual.min_slots
+    flat[:slots], flat[slots:2 * slots] = 100, 25
+    hotlist.write(fingerprint, uses)
+    plan = warp_embed.plan(path, **least)
+    assert plan.learned and plan.cache_slots == slots and plan.hit_rate == pytest.approx(0.8)
+    hotlist.write(fingerprint, uses // 100)                 # too few to learn from
+    assert not warp_embed.plan(path, **least).learned
 
 
 def test_a_token_takes_the_trunk_and_then_the_slower_of_disk_and_experts():

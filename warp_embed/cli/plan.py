@@ -28,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(plan)
     if plan.rungs:
-        print("\nWhat a size of memory buys (an estimate for experts that are used as unevenly as is usual):\n")
+        print("\nWhat a size of memory buys (an estimate "
+              + ("from how this model was used before" if plan.learned else
+                 "for experts that are used as unevenly as is usual") + "):\n")
         print_rungs(plan.rungs)
     if plan.disk_bytes_per_s is not None:
         print(f"\nRandom reads of whole experts: {format_bytes(int(plan.disk_bytes_per_s))}/s"

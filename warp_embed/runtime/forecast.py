@@ -4,6 +4,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 # The most used share x of the experts takes x ** SKEW of the uses (Zipf's law with exponent 0.7). Fitted to what was
 # published of a 2.8T model: 17 % of the uses found with 0.33 % of the experts in memory, 24 % with 0.84 %.
 SKEW = 0.3
@@ -14,7 +17,9 @@ RUNGS = 6
 class Rung:
     """One memory size and what it buys; bytes, shares from 0 to 1.
 
-    ``read_bytes_per_token`` and ``tokens_per_s`` are expectations for text like what the experts were trained on;
+    ``hit_rate``, and with it ``read_bytes_per_token`` and ``tokens_per_s``, are expectations: for text like that of
+    which this model's use was remembered (``MemoryPlan.learned``), else for experts that are used as unevenly as was
+    published of a large model. Where all experts are used alike, ``hit_rate`` is no more than ``resident_share``.
     ``tokens_per_s`` is None unless the disk was measured.
     """
 
@@ -46,10 +51,21 @@ def hit_rate(share: float) -> float:
     return 1.0 if share >= 1 else max(0.0, share) ** SKEW
 
 
-def rung(budget: int, cache_bytes: int, slots: int, n_records: int, token_bytes: int, speed: Speed | None) -> Rung:
-    """The numbers of one size. token_bytes: of all the experts that a token uses."""
+def learned_hit_rate(uses: NDArray[np.int64], slots: int) -> float:
+    """The same from counted uses, ascending: the share of the uses whose record would be among the most used `slots`
+    without them. The use itself must not count: with few uses, those that were most used owe it to chance."""
+    n, others = len(uses), uses - 1
+    more = n - np.searchsorted(uses, others, "right") - 1       # records with more uses than this one had before; it
+    alike = np.searchsorted(uses, others, "right") - np.searchsorted(uses, others, "left")      # is one of them itself
+    found = np.clip((slots - more) / (alike + 1), 0.0, 1.0)     # of those that are alike, any may be among the first
+    return float((uses * found).sum() / uses.sum())
+
+
+def rung(budget: int, cache_bytes: int, slots: int, n_records: int, token_bytes: int, speed: Speed | None,
+         uses: NDArray[np.int64] | None = None) -> Rung:
+    """The numbers of one size. token_bytes: of all the experts that a token uses; uses: see `learned_hit_rate`."""
     share = slots / n_records if n_records else 1.0
-    hits = hit_rate(share)
+    hits = hit_rate(share) if uses is None else learned_hit_rate(uses, slots)
     read = round(token_bytes * (1 - hits))
     return Rung(budget, cache_bytes, slots, share, hits, read, None if speed is None else speed.tokens_per_s(read))
 

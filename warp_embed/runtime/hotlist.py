@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warp_embed._experts import ExpertStore
+    from warp_embed.runtime.manifest import Manifest
 
 Uses = NDArray[np.uint16]           # [layers with experts][experts]
 
@@ -50,6 +51,19 @@ def read(fingerprint: str, layers: Sequence[int], n_experts: int, container: str
         return _read_container(os.path.join(container, CONTAINER_FILE), layers, n_experts)
     except (OSError, ValueError):
         return None
+
+
+def remembered(manifest: Manifest) -> Uses | None:
+    """`read` for a model that is not open; None also when its weights are not there."""
+    from warp_embed._store import Trunk
+    from warp_embed.runtime.fingerprint import fingerprint
+
+    small = [entry for entry in manifest.text_entries() if entry.rows == 1]
+    try:
+        digest = fingerprint(manifest, Trunk(os.path.join(str(manifest.directory), "trunk.bin"), small))
+    except (OSError, ValueError):
+        return None
+    return read(digest, manifest.config.moe_layers, manifest.config.n_experts, str(manifest.directory))
 
 
 def write(fingerprint: str, uses: Uses) -> None:

@@ -1,7 +1,6 @@
 """An open model: weights in memory, experts on disk, threads, and the sessions that use them."""
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn
 import numpy as np
 
 from warp_embed._experts import ExpertStore
-from warp_embed._store import File, Trunk
+from warp_embed._store import Trunk
 from warp_embed.engine.forward import Engine, State
 from warp_embed.engine.turn import Turn
 from warp_embed.errors import BudgetError, ForkedError, FormatError, SessionClosed
 from warp_embed.runtime import hotlist, statefile
 from warp_embed.runtime.arguments import integer
-from warp_embed.runtime.config import ModelConfig
+from warp_embed.runtime.fingerprint import fingerprint
 from warp_embed.runtime.machine import usable_cpus
 from warp_embed.runtime.manifest import Manifest
 from warp_embed.runtime.paths import AnyPath, find_model
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from warp_embed.runtime.chat import Chat
     from warp_embed.runtime.tokenizer import Tokenizer
 
-RECORD_HEADER_BYTES = 48
 log = logging.getLogger("warp_embed")
 
 
@@ -359,21 +357,3 @@ def open_experts(manifest: Manifest, slots: int, verify: bool = False, direct: b
         for layer, bank in manifest.banks.items()}
     return ExpertStore(manifest.experts.layout(manifest.config), manifest.config.n_layers, banks,
                        manifest.read_books(), slots, check_crc=verify, direct=direct)
-
-
-def fingerprint(manifest: Manifest, trunk: Trunk) -> str:
-    """A digest of the manifest, of the small tensors, and of the first record header of every layer, which holds a
-    CRC: other weights of the same shape differ in them. And of the experts per token, where they are not the release's:
-    the same tokens have another state then."""
-    digest = hashlib.sha256(manifest.fingerprint.encode())
-    if manifest.config != ModelConfig.parse(manifest.raw_config):
-        digest.update(b"experts_per_token %d" % manifest.config.top_k)
-    small = [entry.name for entry in manifest.text_entries() if entry.rows == 1]
-    for name in sorted(small):
-        digest.update(trunk.decode(name).tobytes())
-    header = bytearray(RECORD_HEADER_BYTES)
-    for layer in sorted(manifest.banks):
-        with File(os.path.join(str(manifest.directory), manifest.banks[layer].file)) as bank:
-            bank.read_into(header, 0)
-        digest.update(header)
-    return digest.hexdigest()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from warp_embed.errors import BudgetError
 from warp_embed.runtime import machine
 from warp_embed.runtime.arguments import integer
@@ -16,6 +18,8 @@ from warp_embed.runtime.sizes import CHUNK_MIN, Sizes, measure
 from warp_embed.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from warp_embed.runtime.manifest import Manifest
 
 Kv = Literal["f32", "f16", "q8"]
@@ -24,6 +28,7 @@ CHUNK_RESIDENT = 256
 # With experts on disk a chunk reads each expert at most once: it grows from 512 until an expert serves 16 tokens of it
 # on average, from where on reading one costs less than multiplying it.
 CHUNK_STREAM, CHUNK_STREAM_MAX, TOKENS_PER_EXPERT = 512, 2048, 16
+USES_PER_EXPERT = 1             # as many must have been remembered, on average, that one learns from them
 CHECKPOINTS_MAX = 16
 CHECKPOINT_SHARE = 8            # checkpoints take at most this part of what is left above the floor
 CONTEXT_LIMIT = 1 << 31
@@ -58,6 +63,9 @@ class MemoryPlan:
         What some sizes of memory would buy, from the floor to all experts in memory: see `Rung`.
     hit_rate
         Expected share of the uses of experts that are found in the cache once it has filled; an estimate.
+    learned
+        Whether it, and what follows from it, comes from what was remembered of this model's use (see ``hot_list`` of
+        ``Model.open``). Otherwise experts are taken to be used as unevenly as is usual.
     disk_bytes_per_s, disk_direct, tokens_per_s
         Measured with ``disk=True``: random reads of the container's own experts, whether they went past the page cache
         (if not, the number is not the disk's), and the decoding speed that follows. None otherwise.
@@ -85,6 +93,7 @@ class MemoryPlan:
     latent_bytes: int
     rungs: tuple[Rung, ...]
     hit_rate: float
+    learned: bool = False
     disk_bytes_per_s: float | None = None
     disk_direct: bool | None = None
     tokens_per_s: float | None = None
@@ -128,7 +137,8 @@ class MemoryPlan:
 def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: int | str = "auto",
          context: int = 8192, kv: Kv = "f16", threads: int | None = None, experts_per_token: int | None = None,
          disk: bool = False) -> MemoryPlan:
-    """Plan the memory of a model; reads its manifest only, so the weights need not be there.
+    """Plan the memory of a model; reads its manifest, so the weights need not be there, and what was remembered of its
+    use.
 
     Parameters
     ----------
@@ -159,15 +169,18 @@ def plan(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, memory: i
     ValueError, TypeError
                     an argument.
     """
+    from warp_embed.runtime.hotlist import remembered
     from warp_embed.runtime.manifest import Manifest
 
     manifest = Manifest.read(find_model(path), weights=False).with_experts(experts_per_token)
-    return make_plan(manifest, memory=memory, context=context, kv=kv, threads=threads, disk=disk)
+    return make_plan(manifest, memory=memory, context=context, kv=kv, threads=threads, disk=disk,
+                     uses=remembered(manifest))
 
 
 def make_plan(manifest: Manifest, *, memory: int | str, context: int, kv: str, threads: int | None,
-              disk: bool = False, claimed: int | None = None) -> MemoryPlan:
-    """`plan` of a manifest that was read already. claimed: bytes that other models planned and do not use yet."""
+              disk: bool = False, claimed: int | None = None, uses: NDArray[np.uint16] | None = None) -> MemoryPlan:
+    """`plan` of a manifest that was read already. claimed: bytes that other models planned and do not use yet; uses:
+    what was remembered of the experts' use."""
     context = integer("context", context, 1, CONTEXT_LIMIT - 1)
     threads = machine.default_threads() if threads is None else integer("threads", threads, 1, machine.THREADS_MAX)
     if kv not in KV_KINDS:
@@ -181,7 +194,7 @@ def make_plan(manifest: Manifest, *, memory: int | str, context: int, kv: str, t
     if disk:
         from warp_embed.runtime.probe import measure_speed
         speed = measure_speed(manifest, sizes, threads)
-    return solve(sizes, limit, context, kv, threads, speed)
+    return solve(sizes, limit, context, kv, threads, speed, uses)
 
 
 def is_automatic(memory: int | str) -> bool:
@@ -199,8 +212,12 @@ class _Parts:
     fixed: int                      # trunk, codebooks, state, scratch, checkpoints
 
 
-def solve(sizes: Sizes, limit: int, context: int, kv: str, threads: int, speed: Speed | None = None) -> MemoryPlan:
+def solve(sizes: Sizes, limit: int, context: int, kv: str, threads: int, speed: Speed | None = None,
+          uses: NDArray[np.uint16] | None = None) -> MemoryPlan:
     """Divide `limit` bytes, and say what other limits would buy."""
+    counts = None if uses is None else np.sort(uses.reshape(-1).astype(np.int64))
+    if counts is not None and counts.sum() < USES_PER_EXPERT * sizes.n_records:
+        counts = None
     floor = sizes.floor(context, kv, threads)
     if floor > limit:
         raise _too_small(sizes, limit, context, kv, threads, floor)
@@ -208,7 +225,7 @@ def solve(sizes: Sizes, limit: int, context: int, kv: str, threads: int, speed: 
     def at(budget: int) -> Rung:
         parts = _divide(sizes, budget, context, kv, threads)
         return rung(budget, sizes.cache(parts.slots), parts.slots, sizes.n_records,
-                    sizes.token_records * sizes.record, speed)
+                    sizes.token_records * sizes.record, speed, counts)
 
     parts, here = _divide(sizes, limit, context, kv, threads), at(limit)
     state, cache = sizes.state(context, kv), sizes.cache(parts.slots)
@@ -223,7 +240,8 @@ def solve(sizes: Sizes, limit: int, context: int, kv: str, threads: int, speed: 
         cache_slots=parts.slots, min_slots=sizes.min_slots, n_records=sizes.n_records, record_bytes=sizes.record,
         floor_bytes=floor, budget_bytes=max(floor, parts.fixed + cache) if resident else limit, limit_bytes=limit,
         latent_bytes=state - sizes.state(1, kv), rungs=ladder(floor, full, at) if sizes.n_records else (),
-        hit_rate=here.hit_rate, disk_bytes_per_s=None if speed is None else speed.disk_bytes_per_s,
+        hit_rate=here.hit_rate, learned=counts is not None,
+        disk_bytes_per_s=None if speed is None else speed.disk_bytes_per_s,
         disk_direct=None if speed is None else speed.direct, tokens_per_s=here.tokens_per_s)
 
 
