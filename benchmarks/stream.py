@@ -6,9 +6,11 @@ the same token takes when every expert is in memory.
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from benchmarks.model import PAIRS
 from benchmarks.native import ROOT, machine
 from benchmarks.shapes import SHAPES
 from warp_embed._store import File, Pages
+from warp_embed.runtime import machine as runtime_machine
 from warp_embed.runtime.manifest import Manifest
 from warp_embed.runtime.model import Model
 from warp_embed.runtime.plan import make_plan
@@ -44,6 +47,8 @@ def add_parser(commands):
     parser.add_argument("--chunks", nargs="+", type=int, default=[64, 0], metavar="N",
                         help="tokens of a prefill pass; 0: what the plan says (default 64 0)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="samples of everything (default 5)")
+    parser.add_argument("--hog", type=int, default=0, metavar="N",
+                        help="also N samples after a memory hog has left a made-up machine")
     parser.add_argument("--folder", default=str(ROOT / "build" / "benchmarks"), help="where models are kept")
     report.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -118,12 +123,15 @@ def run(arguments):
     raw = raw_rate(manifest)
     decode_rows = decoding(disk, manifest, arguments)
     prefill_rows = prefilling(disk, manifest, arguments)
+    hog_rows = recovering(disk, manifest, arguments) if arguments.hog else []
     print(f"The real disk, {RAW_THREADS} direct reads at a time: {raw / 1e9:.2f} GB/s")
     report.print_rows("Decoding", decode_rows, DECODE)
     report.print_rows(f"A prompt of {arguments.prompt}", prefill_rows, PREFILL)
+    if hog_rows:
+        report.print_rows("A memory hog comes and leaves", hog_rows, HOG)
     report.write(arguments, {"command": "stream", **machine(), "shape": arguments.shape, "raw GB/s": raw / 1e9,
                              "encoding": arguments.encoding, "decode": decode_rows, "prefill": prefill_rows,
-                             "rows": decode_rows}, plot)
+                             "hog": hog_rows, "rows": decode_rows}, plot)
     return 0
 
 
@@ -270,6 +278,67 @@ def prefill_row(arguments, disk, subject, samples):
             "of time busy": median(samples, lambda s: s["busy_s"] / s["seconds"]), "samples": samples}
 
 
+# ---- a memory hog ----
+
+class Machine:
+    """A machine of files, whose memory is as free as one says."""
+
+    def __init__(self, root):
+        self.meminfo = Path(root) / "proc/meminfo"
+        (self.meminfo.parent / "self").mkdir(parents=True)
+        (self.meminfo.parent / "self/cgroup").write_text("0::/\n")
+        self.free(1 << 40)
+        runtime_machine.ROOT = Path(root)
+
+    def free(self, nbytes):
+        self.meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {nbytes // 1024} kB\n")
+
+
+def recovering(disk, manifest, arguments):
+    """Decoding beside the same with a cache that never shrank: before a hog, while it is there, and afterwards."""
+    config = manifest.config
+    slots = round(arguments.cache * config.top_k * len(config.moe_layers))
+    rng = np.random.default_rng(3)
+    with tempfile.TemporaryDirectory() as root:
+        made_up = Machine(root)
+        control, subject = Subject(manifest, arguments, slots), Subject(manifest, arguments, slots)
+        try:
+            subject.model._cache.govern()
+            start = rng.integers(0, config.vocab, START_TOKENS).tolist()
+            with disk.counted() as count:
+                for each in (control, subject):
+                    each.prefill(start)
+                    seconds = each.decode(start)
+            disk.bytes_per_s = count.bytes / 2 / seconds    # reading takes about as long as computing
+            rows, left_s = [], None
+            for phase, n in (("before", 3), ("hog", 3), ("after", arguments.hog)):
+                made_up.free(0 if phase == "hog" else 1 << 40)
+                left_s = time.perf_counter()
+                if phase == "hog":
+                    wait_until(lambda: subject.model.stats()["slots"] == subject.model.plan.min_slots)
+                for _ in range(n):
+                    tokens = rng.integers(0, config.vocab, arguments.tokens).tolist()
+                    since_s = time.perf_counter() - left_s
+                    seconds = control.decode(tokens)
+                    found = sample(disk, subject, lambda s: s.decode(tokens))  # noqa: B023
+                    rows.append({"phase": phase, "s since": since_s, "records": subject.model.stats()["slots"],
+                                 "of demands hit": found["hits"] / (found["hits"] + found["misses"]),
+                                 "tok/s": arguments.tokens / found["seconds"],
+                                 "of control": seconds / found["seconds"]})
+            return rows
+        finally:
+            disk.bytes_per_s = 0
+            for each in (control, subject):
+                each.model.close()
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+HOG = ("phase", "s since", "records", "of demands hit", "tok/s", "of control")
 DECODE = ("threads", "records", "read : compute", "lookahead", "disk MB/s", "MB/token", "of demands hit", "read ms",
           "compute ms", "token ms", "tok/s", "of bound", "of time busy", "depth", "of busy late", "read ahead",
           "wasted", "x bytes", "x time")

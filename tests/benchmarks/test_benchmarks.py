@@ -214,7 +214,18 @@ def test_stream_reports_reading_beside_computing(report, tmp_path):
         assert 0 < row["of bound"] < 1.5 and 0 < row["of time busy"] <= 1.1 and row["MB/token"] > 0
     small, large = document["prefill"]
     assert small["chunk"] == 8 and large["chunk"] >= 24 and large["reads"] <= large["experts"]
-    assert large["MB/token"] < small["MB/token"]
+    assert large["MB/token"] < small["MB/token"] and not document["hog"]
+
+
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="the played disk needs LD_PRELOAD")
+def test_stream_follows_a_hog_on_a_made_up_machine(report, tmp_path):
+    document = report("stream", "q4", "--shape", "tiny", "--ratios", "1", "--tokens", "3", "--rounds", "1", "--prompt",
+                      "24", "--chunks", "0", "--threads", "1", "--cache", "2", "--hog", "2", "--folder", str(tmp_path))
+    rows = document["hog"]
+    assert [row["phase"] for row in rows] == ["before"] * 3 + ["hog"] * 3 + ["after"] * 2
+    assert {row["records"] for row in rows[:3]} == {12} and {row["records"] for row in rows[3:6]} == {2}
+    assert rows[0]["s since"] < rows[1]["s since"] and all(row["of control"] > 0 for row in rows)
 
 
 @needs_compiler
