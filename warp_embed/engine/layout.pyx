@@ -13,7 +13,7 @@ from warp_embed._kernels cimport WE_F32, WE_KV_F16, WE_KV_F32, WE_KV_Q8, WE_LATE
 from warp_embed._experts cimport we_want
 from warp_embed._store cimport Trunk
 from warp_embed.engine.structs cimport Config, FfnWeights, Job, KdaWeights, LayerState, LayerWeights, Linear
-from warp_embed.engine.structs cimport AHEAD_RANKS, AHEAD_TOKENS, MixWeights, MlaWeights, Scratch, StateParts, Weights
+from warp_embed.engine.structs cimport AHEAD_TOKENS, MixWeights, MlaWeights, Scratch, StateParts, Weights
 from warp_embed.engine.structs cimport MLA_HEADS, MLA_SEGMENT, MLA_TOKENS
 
 from warp_embed.errors import FormatError

@@ -4,18 +4,19 @@ A half of a layer adds little to the residual stream, compared with what is ther
 stream before its time, mostly chooses what it will choose in earnest. It is asked twice: EARLY, with the stream before
 the last layer's feed-forward half, when that layer's own reads have been asked for; the disk has nothing to do once
 these are through. And LATE, with the stream before its own layer's attention, which fewer halves separate from its own:
-this guess takes the place of the first. Its choices are ranked, and how often each rank is right is measured, of those
-whose records are missing: the others cost nothing. Only ranks that are right often enough are handed to the cache, which
-takes few enough that the wrong ones stay a small share of all reads (cache.h). When no rank is, or hardly a record is
-missing, the router runs for one pass of many, to measure.
+this guess takes the place of the first. A choice by a wide margin is right more often than one by a narrow one. How
+often is measured, for a number of classes of margins, of those whose records are missing: the others cost nothing. Only
+classes that are right often enough are handed to the cache, which takes few enough that the wrong ones stay a small share
+of all reads (cache.h). When none is, or hardly a record is missing, the router runs for one pass of many, to measure.
 """
-from libc.stdint cimport int32_t, uint32_t
+from libc.math cimport INFINITY
+from libc.stdint cimport int32_t, uint32_t, uint8_t
 from libc.string cimport memset
 
 from warp_embed._kernels cimport we_acts
 from warp_embed.engine.linear cimport add_exact_product, run_products, set_acts
 from warp_embed.engine.structs cimport Guess, LayerWeights, Lookahead, MoeWeights, Pass, Scratch
-from warp_embed.engine.structs cimport AHEAD_RANKS, AHEAD_TOKENS, EARLY, LATE
+from warp_embed.engine.structs cimport AHEAD_MOST, AHEAD_TOKENS, MARGINS, EARLY, LATE
 
 cdef double RATE = 1.0 / 32             # of the running averages
 cdef double DEMANDING = 0.995           # bounds of the precision that is asked for
@@ -26,15 +27,15 @@ cdef size_t LEARNING = 64               # passes at first, all of which measure
 
 
 cdef void start_ahead(Lookahead *a) noexcept nogil:
-    cdef size_t many, time, rank
+    cdef size_t many, time, margin
     memset(a, 0, sizeof(Lookahead))
     a.threshold = 0.8
     forget_guesses(a)
     for many in range(2):
         for time in range(2):
             a.missed[many][time] = 1
-            for rank in range(<size_t>AHEAD_RANKS):
-                a.precision[many][time][rank] = 0.5
+            for margin in range(<size_t>MARGINS):
+                a.precision[many][time][margin] = 0.5
 
 
 cdef void forget_guesses(Lookahead *a) noexcept nogil:
@@ -42,19 +43,19 @@ cdef void forget_guesses(Lookahead *a) noexcept nogil:
 
 
 cdef bint is_worth_it(const Lookahead *a, size_t many, int time) noexcept nogil:
-    cdef size_t rank
+    cdef size_t margin
     if a.n_passes < LEARNING or a.n_passes % PROBE_PERIOD == 0:
         return True
     if a.missed[many][time] < FEW:
         return False
-    for rank in range(<size_t>AHEAD_RANKS):
-        if a.precision[many][time][rank] >= a.threshold:
+    for margin in range(<size_t>MARGINS):
+        if a.precision[many][time][margin] >= a.threshold:
             return True
     return False
 
 
 cdef void judge_guesses(Pass *p, int layer) noexcept nogil:
-    """The router of `layer` has chosen, s.first is known: which ranks of the guesses about it were right?"""
+    """The router of `layer` has chosen, s.first is known: which of the guesses about it were right?"""
     cdef Scratch *s = p.s
     cdef Guess *g
     cdef double *precision
@@ -71,40 +72,46 @@ cdef void judge_guesses(Pass *p, int layer) noexcept nogil:
         for i in range(g.n):
             if g.missing[i]:
                 right = 1 if s.first[g.experts[i] + 1] > s.first[g.experts[i]] else 0
-                precision[i] += RATE * (right - precision[i])
+                precision[g.margin[i]] += RATE * (right - precision[g.margin[i]])
     forget_guesses(p.ahead)
 
 
 cdef void count_choice(Pass *p, float *logits, const float *bias, const int32_t *idx) noexcept nogil:
-    """s.ahead_score += 1 for each expert that a token chose, and by how much it was better than the worst of them: those
-    that barely were chosen are wrong most often. Logits become scores."""
-    cdef size_t E = p.c.E, k = p.c.k, i
-    cdef float least
+    """s.ahead_score += 1 for each expert that a token chose, and by how much its score was above the best that was not
+    chosen. Logits become scores."""
+    cdef size_t E = p.c.E, k = p.c.k, e, i = 0
+    cdef float refused = -INFINITY
     p.linear.K.sigmoid(logits, logits, E)
     if bias != NULL:
         p.linear.K.add(logits, bias, E)
-    least = logits[idx[0]]
-    for i in range(1, k):
-        least = min(least, logits[idx[i]])
+    for e in range(E):
+        if i < k and idx[i] == <int32_t>e:
+            i += 1
+        else:
+            refused = max(refused, logits[e])
     for i in range(k):
-        p.s.ahead_score[idx[i]] += 1 + (logits[idx[i]] - least)
+        p.s.ahead_score[idx[i]] += 1 + max(<float>0, logits[idx[i]] - refused)
 
 
-cdef size_t rank_experts(Pass *p, uint32_t *experts) noexcept nogil:
-    """Experts in descending order of s.ahead_score, which is used up; how many."""
+cdef void list_experts(Pass *p, Guess *g) noexcept nogil:
+    """Experts in descending order of s.ahead_score, which is used up. Of one token, a 64th of the range of scores is a
+    class of margins; of many, a token that chose the expert."""
     cdef Scratch *s = p.s
-    cdef size_t E = p.c.E, n = 0, e, best
-    while n < <size_t>AHEAD_RANKS:
+    cdef size_t E = p.c.E, e, best
+    cdef float classes = <float>MARGINS if p.n == 1 else 1, margin
+    g.n = 0
+    while g.n < <size_t>AHEAD_MOST:
         best = 0
         for e in range(1, E):
             if s.ahead_score[e] > s.ahead_score[best]:
                 best = e
         if s.ahead_score[best] <= 0:
             break
-        experts[n] = <uint32_t>best
+        margin = classes * (s.ahead_score[best] - 1)
+        g.margin[g.n] = <uint8_t>min(margin, <float>(MARGINS - 1))
+        g.experts[g.n] = <uint32_t>best
         s.ahead_score[best] = 0
-        n += 1
-    return n
+        g.n += 1
 
 
 cdef void route_ahead(Pass *p, const LayerWeights *w) noexcept nogil:
@@ -143,12 +150,12 @@ cdef void look_ahead(Pass *p, int layer, int time) noexcept nogil:
         return
     g = &a.guesses[time]
     route_ahead(p, &p.w.layers[layer])
-    g.n = rank_experts(p, g.experts)
+    list_experts(p, g)
     g.layer = layer
     p.store.missing(p.cache, layer, g.experts, <uint32_t>g.n, g.missing)
     for i in range(g.n):
         missing += g.missing[i]
-        if g.missing[i] and a.precision[many][time][i] < a.threshold:
+        if g.missing[i] and a.precision[many][time][g.margin[i]] < a.threshold:
             continue
         wanted += g.missing[i]
         a.named[n] = g.experts[i]

@@ -211,7 +211,8 @@ cdef struct Linear:                     # products that may run at the same time
 
 
 cdef enum:
-    AHEAD_RANKS = 64                    # experts of a layer that are guessed at most
+    AHEAD_MOST = 64                     # experts of a layer that are guessed at most
+    MARGINS = 64                        # classes of guesses, by how clearly an expert was chosen
     AHEAD_TOKENS = 32                   # tokens of a prompt that a guess is made from
     EARLY = 0                           # when: before the feed-forward half of the layer before,
     LATE = 1                            # or before the layer's own attention
@@ -220,16 +221,17 @@ cdef enum:
 cdef struct Guess:
     int layer                           # that it is about; -1: none
     size_t n
-    uint32_t experts[64]                # [AHEAD_RANKS] most likely first
-    uint8_t missing[64]                 # [AHEAD_RANKS] not in the cache when they were guessed
+    uint32_t experts[64]                # [AHEAD_MOST] most likely first
+    uint8_t margin[64]                  # [AHEAD_MOST] class
+    uint8_t missing[64]                 # [AHEAD_MOST] not in the cache when they were guessed
 
 
 cdef struct Lookahead:                  # what was learned about guesses; kept from pass to pass. [2]s: of one token, of many
-    double precision[2][2][64]          # [2][EARLY, LATE][AHEAD_RANKS] how often a rank's missing are right
+    double precision[2][2][64]          # [2][EARLY, LATE][MARGINS] how often a class's missing are right
     double missed[2][2]                 # [2][EARLY, LATE] missing records a guess, on average
     double threshold                    # precision that is asked for
     Guess guesses[2]                    # [EARLY, LATE] the last ones
-    uint32_t named[64]                  # [AHEAD_RANKS] what the cache is told
+    uint32_t named[64]                  # [AHEAD_MOST] what the cache is told
     size_t n_passes
     we_router router
 
