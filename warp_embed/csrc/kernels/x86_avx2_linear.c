@@ -6,7 +6,11 @@
 #ifdef WE_X86
 WE_TARGET_PUSH("avx2,fma,f16c")
 
-enum { ROWS = 4, TOKENS = 32, COLS = 256 };
+enum {
+    ROWS = 8, COLS = 256,               /* of a piece that is decoded at a time     */
+    TILE_ROWS = 4, TILE_TOKENS = 3,     /* whose sums are in registers              */
+    TOKENS = 96                         /* that share a piece: sums wait in memory  */
+};
 typedef float lanes[8];
 
 /* --------------------------------------------------------------- decoding ---- */
@@ -227,10 +231,14 @@ void we_avx2_quantize(const we_acts *a, size_t t0, size_t t1, size_t cols)
 
 /* Columns [c, c + n), n <= 8. */
 EXPANDED void product_step(const float *tile, size_t stride, const float *x, size_t x_stride, size_t c, size_t n,
-                           __m256 sum[][3], const size_t n_rows, const size_t n_tokens)
+                           __m256 sum[][TILE_TOKENS], const size_t n_rows, const size_t n_tokens)
 {
-    __m256 x_x8[3];
-    for (size_t u = 0; u < n_tokens; u++) x_x8[u] = load_some(x + u * x_stride + c, n);
+    __m256 x_x8[TILE_TOKENS];
+    for (size_t u = 0; u < n_tokens; u++) {
+        if (n_tokens > 1 && n == 8)                 /* the next tokens */
+            _mm_prefetch((const char *)(x + (u + n_tokens) * x_stride + c), _MM_HINT_T0);
+        x_x8[u] = load_some(x + u * x_stride + c, n);
+    }
     for (size_t i = 0; i < n_rows; i++) {
         const __m256 w = load_some(tile + i * stride + c, n);
         for (size_t u = 0; u < n_tokens; u++) sum[i][u] = _mm256_fmadd_ps(w, x_x8[u], sum[i][u]);
@@ -241,7 +249,7 @@ EXPANDED void product_step(const float *tile, size_t stride, const float *x, siz
 EXPANDED void product(lanes sums[][ROWS], const float *tile, size_t stride, const float *x, size_t x_stride,
                            size_t n_cols, const size_t n_rows, const size_t n_tokens)
 {
-    __m256 sum[ROWS][3];
+    __m256 sum[TILE_ROWS][TILE_TOKENS];
     for (size_t i = 0; i < n_rows; i++)
         for (size_t u = 0; u < n_tokens; u++) sum[i][u] = _mm256_loadu_ps(sums[u][i]);
     size_t c = 0;
@@ -254,14 +262,18 @@ EXPANDED void product(lanes sums[][ROWS], const float *tile, size_t stride, cons
 static void tile_product(lanes sums[][ROWS], const float *tile, size_t stride, size_t n_rows, const float *x,
                          size_t x_stride, size_t n, size_t n_cols)
 {
-    size_t t = 0;
-    for (; n_rows == ROWS && t + 3 <= n; t += 3)
-        product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, ROWS, 3);
-    for (; t < n; t++) {
-        if (n_rows == ROWS) product(sums + t, tile, stride, x + t * x_stride, x_stride, n_cols, ROWS, 1);
-        else for (size_t i = 0; i < n_rows; i++)            /* the end of a matrix: row i as if it were the first */
-            product((lanes(*)[ROWS])(void *)&sums[t][i], tile + i * stride, stride, x + t * x_stride, x_stride, n_cols,
-                    1, 1);
+    for (size_t t = 0, step; t < n; t += step) {
+        const float *x_t = x + t * x_stride;
+        step = n - t >= TILE_TOKENS ? TILE_TOKENS : 1;
+        for (size_t i = 0, rows; i < n_rows; i += rows) {
+            lanes (*to)[ROWS] = (lanes (*)[ROWS])(void *)&sums[t][i];       /* row i as if it were the first */
+            const float *from = tile + i * stride;
+            rows = n_rows - i >= TILE_ROWS ? TILE_ROWS : 1;
+            if (rows == 1 && step == 1) product(to, from, stride, x_t, x_stride, n_cols, 1, 1);
+            else if (rows == 1)         product(to, from, stride, x_t, x_stride, n_cols, 1, TILE_TOKENS);
+            else if (step == 1)         product(to, from, stride, x_t, x_stride, n_cols, TILE_ROWS, 1);
+            else                        product(to, from, stride, x_t, x_stride, n_cols, TILE_ROWS, TILE_TOKENS);
+        }
     }
 }
 
@@ -310,17 +322,17 @@ EXPANDED __m256 plain_x8(const we_matrix *w, size_t row, size_t c, size_t n, con
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
-/* Rows by one token, straight from memory, in the order of float_rows; n_rows <= ROWS and kind are constants. */
+/* Rows by one token, straight from memory, in the order of float_rows; n_rows <= TILE_ROWS and kind are constants. */
 EXPANDED void plain_rows(const we_matrix *w, size_t row, const float *x, float *y, const size_t n_rows, const int kind)
 {
     const char *payload = (const char *)w->payload + row * w->row_bytes;
     const size_t cols = w->cols, whole = cols / 8 * 8, row_bytes = w->row_bytes, element = kind == WE_F32 ? 4 : 2;
-    __m256 sum[ROWS];
+    __m256 sum[TILE_ROWS];
     for (size_t i = 0; i < n_rows; i++) sum[i] = _mm256_setzero_ps();
     for (size_t c = 0; c < whole; c += 8) {
         const __m256 x_x8 = _mm256_loadu_ps(x + c);
         for (size_t i = 0; i < n_rows; i++) {
-            _mm_prefetch(payload + (ROWS + i) * row_bytes + c * element, _MM_HINT_T0);      /* the next rows */
+            _mm_prefetch(payload + (TILE_ROWS + i) * row_bytes + c * element, _MM_HINT_T0);      /* the next rows */
             sum[i] = _mm256_fmadd_ps(plain_x8(w, row + i, c, 8, kind), x_x8, sum[i]);
         }
     }
@@ -334,7 +346,7 @@ EXPANDED void plain_rows(const we_matrix *w, size_t row, const float *x, float *
 EXPANDED void plain_token(const we_matrix *w, size_t row0, size_t row1, const float *x, float *y, const int kind)
 {
     size_t r = row0;
-    for (; r + ROWS <= row1; r += ROWS) plain_rows(w, r, x, y + (r - row0), ROWS, kind);
+    for (; r + TILE_ROWS <= row1; r += TILE_ROWS) plain_rows(w, r, x, y + (r - row0), TILE_ROWS, kind);
     for (; r < row1; r++) plain_rows(w, r, x, y + (r - row0), 1, kind);
 }
 
