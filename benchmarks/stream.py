@@ -319,17 +319,27 @@ def recovering(disk, manifest, arguments):
                 for _ in range(n):
                     tokens = rng.integers(0, config.vocab, arguments.tokens).tolist()
                     since_s = time.perf_counter() - left_s
-                    seconds = control.decode(tokens)
-                    found = sample(disk, subject, lambda s: s.decode(tokens))  # noqa: B023
-                    rows.append({"phase": phase, "s since": since_s, "records": subject.model.stats()["slots"],
-                                 "of demands hit": found["hits"] / (found["hits"] + found["misses"]),
-                                 "tok/s": arguments.tokens / found["seconds"],
-                                 "of control": seconds / found["seconds"]})
+                    both = [sample(disk, each, lambda s: s.decode(tokens)) for each in (control, subject)]  # noqa: B023
+                    rows.append(hog_row(phase, since_s, subject.model.stats()["slots"], arguments.tokens, [both]))
+            after = [row for row in rows if row["phase"] == "after" and row["records"] == slots]
+            if after:
+                rows.append(hog_row("recovered", after[0]["s since"], slots, arguments.tokens,
+                                    [row["samples"] for row in after]))
             return rows
         finally:
             disk.bytes_per_s = 0
             for each in (control, subject):
                 each.model.close()
+
+
+def hog_row(phase, since_s, records, n, pairs):
+    """What (control, subject) samples of n tokens say."""
+    control, subject = (sum(pair[i]["seconds"] for pair in pairs) for i in range(2))
+    hits = [sum(pair[i]["hits"] for pair in pairs) / sum(pair[i]["hits"] + pair[i]["misses"] for pair in pairs)
+            for i in range(2)]
+    return {"phase": phase, "s since": since_s, "records": records, "of demands hit": hits[1],
+            "of control's hit": hits[0], "tok/s": n * len(pairs) / subject, "of control": control / subject,
+            "samples": pairs[0]}
 
 
 def wait_until(condition, seconds=20):
@@ -338,7 +348,7 @@ def wait_until(condition, seconds=20):
         time.sleep(0.01)
 
 
-HOG = ("phase", "s since", "records", "of demands hit", "tok/s", "of control")
+HOG = ("phase", "s since", "records", "of demands hit", "of control's hit", "tok/s", "of control")
 DECODE = ("threads", "records", "read : compute", "lookahead", "disk MB/s", "MB/token", "of demands hit", "read ms",
           "compute ms", "token ms", "tok/s", "of bound", "of time busy", "depth", "of busy late", "read ahead",
           "wasted", "x bytes", "x time")

@@ -223,7 +223,7 @@ def test_stream_follows_a_hog_on_a_made_up_machine(report, tmp_path):
     document = report("stream", "q4", "--shape", "tiny", "--ratios", "1", "--tokens", "3", "--rounds", "1", "--prompt",
                       "24", "--chunks", "0", "--threads", "1", "--cache", "2", "--hog", "2", "--folder", str(tmp_path))
     rows = document["hog"]
-    assert [row["phase"] for row in rows] == ["before"] * 3 + ["hog"] * 3 + ["after"] * 2
+    assert [row["phase"] for row in rows if row["phase"] != "recovered"] == ["before"] * 3 + ["hog"] * 3 + ["after"] * 2
     assert {row["records"] for row in rows[:3]} == {12} and {row["records"] for row in rows[3:6]} == {2}
     assert rows[0]["s since"] < rows[1]["s since"] and all(row["of control"] > 0 for row in rows)
 
