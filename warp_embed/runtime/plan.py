@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Kv = Literal["f32", "f16", "q8"]
 KV_KINDS: tuple[Kv, ...] = ("f32", "f16", "q8")     # each takes less than the one before
-CHUNK_RESIDENT = 256
+CHUNK_RESIDENT = 256            # a longer one is no faster, takes as much more scratch, and answers `cancel` later
 # With experts on disk a chunk reads each expert at most once: it grows from 512 until an expert serves 16 tokens of it
 # on average, from where on reading one costs less than multiplying it.
 CHUNK_STREAM, CHUNK_STREAM_MAX, TOKENS_PER_EXPERT = 512, 2048, 16
