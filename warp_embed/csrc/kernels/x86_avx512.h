@@ -16,6 +16,8 @@
 
 void we_avx512_kda(const we_kda_args *a);
 void we_avx512_mla(const we_mla_args *a);
+void we_avx512_vq_encode(uint8_t *index, float *residual, const float *x, const float *books, size_t n, unsigned stages,
+                         unsigned entries);
 void we_avx512_matmul_float(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y,
                             size_t y_stride);
 void we_avx512_matmul_integer(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y,
