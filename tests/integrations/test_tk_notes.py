@@ -102,7 +102,7 @@ def test_stop_and_other_notes_end_an_answer(notes):
     window = notes()
     window.new()
     write(window, "What is the capital of France?")
-    press(window, "<Control-Return>")
+    window.editor.event_generate("<Control-Return>")            # without an update, in which a short answer may end
     assert window.action["text"] == "Stop"
     press(window, "<Escape>")
     idle(window)

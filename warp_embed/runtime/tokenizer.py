@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from warp_embed.errors import FormatError
 from warp_embed.runtime.fields import load_json
 from warp_embed.runtime.tokens import PIECE, as_id, as_ids, give_way
@@ -143,6 +145,8 @@ class Tokenizer:
         ValueError      an id is outside the vocabulary.
         """
         decoder, bytes_of, text = _decoder(), self._named.get, []
+        if not isinstance(ids, Sequence | np.ndarray):
+            ids = list(ids)             # a dict, from Python 3.12 on, looks for a slice among its keys
         for begin in range(0, len(ids), PIECE):
             if begin:
                 give_way()
