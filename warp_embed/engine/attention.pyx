@@ -90,14 +90,16 @@ cdef struct MlaArgs:
     const MlaWeights *w
     LayerState *state
     size_t segments                 # that the last token sees
-    size_t heads, groups            # of one token: heads that share a claim's latents, ceil(nh / heads)
+    size_t heads, groups            # heads that share a claim's latents, ceil(nh / heads)
 
 
 cdef void mla_heads(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
-    """Heads [begin, end) from queries to gated values, for all tokens of the pass."""
-    absorb_heads(arg, begin, end, worker)
-    attend_heads(<MlaArgs *>arg, begin, end, worker)
-    leave_heads(<MlaArgs *>arg, begin, end)
+    """Groups of heads [begin, end) from queries to gated values, for all tokens of the pass."""
+    cdef MlaArgs *a = <MlaArgs *>arg
+    begin, end = begin * a.heads, min(end * a.heads, a.p.c.nh)
+    absorb_heads(a, begin, end, worker)
+    attend_heads(a, begin, end, worker)
+    leave_heads(a, begin, end)
 
 
 cdef void absorb_heads(void *arg, size_t begin, size_t end, unsigned worker) noexcept nogil:
@@ -138,9 +140,10 @@ cdef void attend_heads(MlaArgs *a, size_t begin, size_t end, unsigned worker) no
     cdef float *softmax = work + s.softmax_at
     cdef float *part = s.part + slot * r
     cdef float *part_softmax = s.part_softmax + slot * 2
+    cdef size_t together = MLA_HEADS if a.p.n > 1 else <size_t>MLA_TOKENS * MLA_HEADS
     cdef float *o
     while h < end:
-        heads, t = min(<size_t>MLA_HEADS, end - h), 0
+        heads, t = min(together, end - h), 0
         while t < a.p.n:
             n = min(<size_t>MLA_TOKENS, a.p.n - t)
             o = s.attended + (t * nh + h) * r
@@ -273,6 +276,9 @@ cdef void mla_layer(Pass *p, const LayerWeights *weights, LayerState *state) noe
     if p.n == 1 and args.segments > 1:
         split_token(&args)
     else:
-        for_each(&p.linear, mla_heads, &args, p.c.nh, p.n * p.c.nh * p.c.r * (p.c.nope + p.c.v + p.position))
+        # Two claims a thread of one token: every claim converts all latents for itself.
+        args.heads = max(<size_t>1, p.c.nh // (2 * p.linear.pool_api.threads(p.linear.pool))) if p.n == 1 else 1
+        args.groups = (p.c.nh + args.heads - 1) // args.heads
+        for_each(&p.linear, mla_heads, &args, args.groups, p.n * p.c.nh * p.c.r * (p.c.nope + p.c.v + p.position))
     set_acts(&s.o_acts, s.o, p.c.nh * p.c.v)
     product(&p.linear, w.o_proj, &s.o_acts, p.n, s.y, p.c.hidden)
