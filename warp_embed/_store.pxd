@@ -75,7 +75,8 @@ cdef extern from "warp_embed/load.h" nogil:
 
 
 cdef class Pages:
-    """Page-aligned, zeroed memory outside Python's heap, given back when the object dies."""
+    """Page-aligned, zeroed memory outside Python's heap, given back when the object dies. large: in huge pages, where the
+    system has them; for what is filled whole and kept."""
     cdef readonly size_t nbytes
     cdef unsigned char *data
 

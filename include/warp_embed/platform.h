@@ -27,7 +27,7 @@ void we_file_close(we_file *file);
 void *we_pages_reserve(size_t bytes);                   /* NULL when refused              */
 void  we_pages_give_back(void *p, size_t bytes);        /* contents lost, RSS falls       */
 void  we_pages_release(void *p, size_t bytes);
-/* A hint. Large pages (yes = 1) suit memory that will be filled whole: weights read in a row stream up to a fifth
+/* A hint. Large pages (yes = 1) suit memory that will be filled whole: weights read in a row stream one to three percent
  * faster. They do not suit memory of which parts were given back: the system would fill the gaps again. */
 void  we_pages_prefer_large(void *p, size_t bytes, int yes);
 

@@ -176,7 +176,6 @@ cdef size_t carve_scratch(const Config *c, Scratch *s, Linear *linear, char *bas
     linear.capacity = 2 * c.E + 16
     linear.jobs = <Job *>take(&k, linear.capacity * sizeof(Job))
     linear.n_jobs = linear.blocks = linear.work = 0
-    # a guess is judged by the next layer: attention must not write over it
     shared = most = k.used
     carve_kda(c, s, &k)
     most = max(most, k.used)
