@@ -50,7 +50,6 @@ void limit_copy_stream(float *to, const float *from, size_t n_floats) { limit_co
 /* Multiply-adds between registers: twelve chains, enough for two units of any latency up to six. Each returns the
  * multiply-adds of one round; 0: the compiler has no such instruction. Whether the CPU has it, the caller knows. */
 #define CHAINS 12
-#define MADD_CHAINS 6           /* sums of latency one; with more, and their products, compilers run out of registers */
 
 #ifdef WE_X86
 WE_TARGET_PUSH("avx2,fma")
@@ -65,22 +64,29 @@ size_t limit_fma_256(size_t rounds, float *out)
     return 8 * CHAINS;
 }
 
-/* The empty asm stands for a new operand: products of the same would be computed once. */
+/* The empty asm stands for a new value: products of the same would be computed once, and integer sums be taken in
+ * another order, with products that wait in memory. Six sums of latency one have names: GCC keeps an array of them
+ * in memory. */
 #define OPAQUE(x) __asm__ volatile("" : "+x"(x))
+#define MADD(sum) OPAQUE(a); sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); OPAQUE(sum)
 
 size_t limit_madd_256(size_t rounds, float *out)
 {
-    __m256i sum[MADD_CHAINS], a = _mm256_set1_epi16(3), b = _mm256_set1_epi16(5);
-    for (int i = 0; i < MADD_CHAINS; i++) sum[i] = _mm256_set1_epi32(i);
+    __m256i sum0 = _mm256_set1_epi32(0), sum1 = sum0, sum2 = sum0, sum3 = sum0, sum4 = sum0, sum5 = sum0;
+    __m256i a = _mm256_set1_epi16(3), b = _mm256_set1_epi16(5);
     for (size_t r = 0; r < rounds; r++)
-        for (int turn = 0; turn < 4; turn++)
-            for (int i = 0; i < MADD_CHAINS; i++) {
-                OPAQUE(a);
-                sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(a, b));
-            }
-    for (int i = 1; i < MADD_CHAINS; i++) sum[0] = _mm256_add_epi32(sum[0], sum[i]);
-    _mm256_storeu_ps(out, _mm256_castsi256_ps(sum[0]));
-    return 4 * 16 * MADD_CHAINS;
+        for (int turn = 0; turn < 4; turn++) {
+            MADD(sum0);
+            MADD(sum1);
+            MADD(sum2);
+            MADD(sum3);
+            MADD(sum4);
+            MADD(sum5);
+        }
+    sum0 = _mm256_add_epi32(_mm256_add_epi32(sum0, sum1), _mm256_add_epi32(sum2, sum3));
+    sum0 = _mm256_add_epi32(sum0, _mm256_add_epi32(sum4, sum5));
+    _mm256_storeu_ps(out, _mm256_castsi256_ps(sum0));
+    return 4 * 6 * 16;
 }
 WE_TARGET_POP
 
@@ -97,21 +103,27 @@ size_t limit_fma_512(size_t rounds, float *out)
 }
 
 #undef OPAQUE
+#undef MADD
 #define OPAQUE(x) __asm__ volatile("" : "+v"(x))
+#define MADD(sum) OPAQUE(a); sum = _mm512_add_epi32(sum, _mm512_madd_epi16(a, b)); OPAQUE(sum)
 
 size_t limit_madd_512(size_t rounds, float *out)
 {
-    __m512i sum[MADD_CHAINS], a = _mm512_set1_epi16(3), b = _mm512_set1_epi16(5);
-    for (int i = 0; i < MADD_CHAINS; i++) sum[i] = _mm512_set1_epi32(i);
+    __m512i sum0 = _mm512_set1_epi32(0), sum1 = sum0, sum2 = sum0, sum3 = sum0, sum4 = sum0, sum5 = sum0;
+    __m512i a = _mm512_set1_epi16(3), b = _mm512_set1_epi16(5);
     for (size_t r = 0; r < rounds; r++)
-        for (int turn = 0; turn < 4; turn++)
-            for (int i = 0; i < MADD_CHAINS; i++) {
-                OPAQUE(a);
-                sum[i] = _mm512_add_epi32(sum[i], _mm512_madd_epi16(a, b));
-            }
-    for (int i = 1; i < MADD_CHAINS; i++) sum[0] = _mm512_add_epi32(sum[0], sum[i]);
-    _mm512_storeu_ps(out, _mm512_castsi512_ps(sum[0]));
-    return 4 * 32 * MADD_CHAINS;
+        for (int turn = 0; turn < 4; turn++) {
+            MADD(sum0);
+            MADD(sum1);
+            MADD(sum2);
+            MADD(sum3);
+            MADD(sum4);
+            MADD(sum5);
+        }
+    sum0 = _mm512_add_epi32(_mm512_add_epi32(sum0, sum1), _mm512_add_epi32(sum2, sum3));
+    sum0 = _mm512_add_epi32(sum0, _mm512_add_epi32(sum4, sum5));
+    _mm512_storeu_ps(out, _mm512_castsi512_ps(sum0));
+    return 4 * 6 * 32;
 }
 WE_TARGET_POP
 
