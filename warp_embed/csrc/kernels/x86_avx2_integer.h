@@ -9,7 +9,8 @@ enum {
     LANES = 8,
     PANEL_ROWS = 2 * LANES, SPAN = 128,         /* rows and columns that are unpacked at a time */
     TILE_TOKENS = 4, TOKENS = 24 * TILE_TOKENS, /* tokens in registers, and those whose sums wait in memory */
-    GROUPS = 64, AHEAD = 4096                   /* groups whose dots wait; bytes of prefetch in a row */
+    STREAMS = 4, AHEAD = 384,                   /* places that one token reads side by side; bytes of prefetch in each */
+    GROUPS = 64                                 /* groups whose dots wait */
 };
 
 /* Sums that loops carry: GCC copies every sum in every round if it has the type of all integer vectors. */
@@ -17,6 +18,13 @@ enum {
 typedef __m256i dots_x8;
 #else
 typedef int32_t dots_x8 __attribute__((vector_size(32)));
+#endif
+
+/* GCC would add the products of an unrolled loop in another order, and keep most of them in memory until then. */
+#ifdef __GNUC__
+#define IN_ORDER(sum) __asm__("" : "+x"(sum))
+#else
+#define IN_ORDER(sum)
 #endif
 
 EXPANDED __m256i load_bits(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
@@ -48,27 +56,33 @@ EXPANDED void transpose_x8(__m256i x[8])
     }
 }
 
-/* Scales of groups [g, g + n), n <= 8, of a row, zeros behind. */
-EXPANDED __m256 load_weights(const we_matrix *w, size_t row, size_t g, size_t n)
+/* Scales of groups [g, g + n), n <= 8, of a row, zeros behind: the last groups of a row are read with those before
+ * them, which are shifted out. bytes is a constant, that of a scale. */
+EXPANDED __m256 load_weights(const we_matrix *w, size_t row, size_t g, size_t n, const size_t bytes)
 {
-    const size_t at = row * we_n_groups(w) + g, bytes = w->encoding == WE_MXFP4 ? 1 : 2;
+    static const uint8_t down[32] = {0,    1,    2,    3,    4,    5,    6,    7,    8,    9,    10,
+                                     11,   12,   13,   14,   15,   0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
+                                     0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
+    const size_t n_groups = we_n_groups(w), before = (LANES - n) * bytes;
+    const char *from = (const char *)w->scales + (row * n_groups + g) * bytes;
+    const int shift = n < LANES && n_groups >= LANES;
     uint64_t some[2] = {0, 0};
-    const void *from = (const char *)w->scales + at * bytes;
-    if (n < LANES) from = memcpy(some, from, n * bytes);
-    if (bytes == 2) return _mm256_cvtph_ps(load_half(from));
-    const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from));
-    const __m256i bits = _mm256_max_epi32(_mm256_slli_epi32(e, 23), _mm256_set1_epi32(0x400000));
+    if (shift) from -= before;
+    else if (n < LANES) from = memcpy(some, from, n * bytes);
+    __m128i x = bytes == 2 ? load_half(from) : _mm_loadl_epi64((const __m128i *)(const void *)from);
+    if (shift) x = _mm_shuffle_epi8(x, load_half(down + before));
+    if (bytes == 2) return _mm256_cvtph_ps(x);
+    const __m256i bits = _mm256_max_epi32(_mm256_slli_epi32(_mm256_cvtepu8_epi32(x), 23), _mm256_set1_epi32(0x400000));
     return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0.5f));      /* as we_e8m0_halved */
 }
 
-/* out[g stride] has the scales of group g0 + g, g < n <= 8, of n_rows <= 8 rows. */
-static void weights_of_rows(const we_matrix *w, size_t row, size_t n_rows, size_t g0, size_t n, float out[][LANES],
-                            size_t stride)
+/* out[g stride] has the scales of group g0 + g, g < n <= 8, of eight rows. */
+EXPANDED void weights_of_rows(const we_matrix *w, const size_t rows[LANES], size_t g0, size_t n, float out[][LANES],
+                              size_t stride, const size_t bytes)
 {
     __m256i x[LANES];
     WE_UNROLL
-    for (size_t i = 0; i < LANES; i++)
-        x[i] = _mm256_castps_si256(load_weights(w, row + we_min(i, n_rows - 1), g0, n));
+    for (size_t i = 0; i < LANES; i++) x[i] = _mm256_castps_si256(load_weights(w, rows[i], g0, n, bytes));
     transpose_x8(x);
     for (size_t g = 0; g < n; g++) _mm256_storeu_si256((__m256i *)(void *)out[g * stride], x[g]);
 }
@@ -83,103 +97,100 @@ EXPANDED __m256 scaled(__m256i dot, __m256 activation, __m256 weight)
 /* Codes of E2M1 nibbles, doubled. */
 EXPANDED __m128i doubled_x16(__m128i nibbles) { return _mm_shuffle_epi8(load_half(we_e2m1_doubled), nibbles); }
 
-EXPANDED __m256i row_dot(const uint8_t *codes, const int16_t *q, const size_t group, const int kind)
+/* The products of 16 codes of Q8G, or of 32 nibbles (q2: the inputs of the odd ones), added to dot. */
+EXPANDED __m256i add_codes(__m256i dot, const uint8_t *codes, __m256i q, __m256i q2, const int kind)
 {
-    __m256i dot = _mm256_setzero_si256();
-    for (size_t i = 0; kind == WE_Q8G && i < group; i += 16)
-        dot = add_products(dot, _mm256_cvtepi8_epi16(load_half(codes + i)), load_bits(q + i));
-    for (size_t i = 0; kind != WE_Q8G && i < group / 2; i += 16) {
-        __m256i evens, odds;
-        if (kind == WE_Q4G) {
-            const __m256i pairs = _mm256_cvtepu8_epi16(load_half(codes + i));
-            evens = _mm256_and_si256(pairs, _mm256_set1_epi16(15));
-            odds = _mm256_srli_epi16(pairs, 4);
-        } else {
-            const __m128i pairs = load_half(codes + i), low = _mm_set1_epi8(15);
-            evens = _mm256_cvtepi8_epi16(doubled_x16(_mm_and_si128(pairs, low)));
-            odds = _mm256_cvtepi8_epi16(doubled_x16(_mm_and_si128(_mm_srli_epi16(pairs, 4), low)));
-        }
-        dot = add_products(dot, evens, load_bits(q + i));
-        dot = add_products(dot, odds, load_bits(q + group / 2 + i));
+    if (kind == WE_Q8G) return add_products(dot, _mm256_cvtepi8_epi16(load_half(codes)), q);
+    __m256i evens, odds;
+    if (kind == WE_Q4G) {
+        const __m256i pairs = _mm256_cvtepu8_epi16(load_half(codes));
+        evens = _mm256_and_si256(pairs, _mm256_set1_epi16(15));
+        odds = _mm256_srli_epi16(pairs, 4);
+    } else {
+        const __m128i pairs = load_half(codes), low = _mm_set1_epi8(15);
+        evens = _mm256_cvtepi8_epi16(doubled_x16(_mm_and_si128(pairs, low)));
+        odds = _mm256_cvtepi8_epi16(doubled_x16(_mm_and_si128(_mm_srli_epi16(pairs, 4), low)));
     }
-    return dot;
+    return add_products(add_products(dot, evens, q), odds, q2);
 }
 
-/* The totals of four vectors. */
-EXPANDED __m128i totals_x4(const __m256i dot[4])
+/* Dots of a group of four rows; group and kind are constants. Each row is a stream of its own: see one_token. */
+EXPANDED __m128i group_dots(const uint8_t *const rows[STREAMS], size_t at, const int16_t *q, const size_t group,
+                            const int kind)
 {
+    const size_t group_bytes = kind == WE_Q8G ? group : group / 2;
+    __m256i dot[STREAMS];
+    WE_UNROLL
+    for (size_t i = 0; i < STREAMS; i++) {
+        for (size_t b = 0; b < group_bytes; b += 64) _mm_prefetch((const char *)rows[i] + at + AHEAD + b, _MM_HINT_T0);
+        dot[i] = _mm256_setzero_si256();
+    }
+    for (size_t c = 0; c < group_bytes; c += 16) {
+        const __m256i q1 = load_bits(q + c), q2 = kind == WE_Q8G ? q1 : load_bits(q + group / 2 + c);
+        WE_UNROLL
+        for (size_t i = 0; i < STREAMS; i++) {
+            dot[i] = add_codes(dot[i], rows[i] + at + c, q1, q2, kind);
+            IN_ORDER(dot[i]);
+        }
+    }
     const __m256i a = _mm256_add_epi32(_mm256_unpacklo_epi32(dot[0], dot[1]), _mm256_unpackhi_epi32(dot[0], dot[1]));
     const __m256i b = _mm256_add_epi32(_mm256_unpacklo_epi32(dot[2], dot[3]), _mm256_unpackhi_epi32(dot[2], dot[3]));
     const __m256i c = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
     return _mm_add_epi32(_mm256_castsi256_si128(c), _mm256_extracti128_si256(c, 1));
 }
 
-/* dots[g - g0] of a row's groups [g0, g1), zeros behind; group and kind are constants. */
-EXPANDED void row_dots(const uint8_t *codes, const int16_t *q, size_t g0, size_t g1, int32_t *dots, const size_t group,
-                       const int kind)
-{
-    const size_t group_bytes = kind == WE_Q8G ? group : group / 2;
-    for (size_t g = g0; g < g1; g += 4) {
-        __m256i dot[4];
-        WE_UNROLL
-        for (size_t i = 0; i < 4; i++) {
-            const uint8_t *at = codes + (g + i) * group_bytes;
-            for (size_t b = 0; b < group_bytes; b += 64) _mm_prefetch((const char *)at + AHEAD + b, _MM_HINT_T0);
-            dot[i] = g + i < g1 ? row_dot(at, q + (g + i) * group, group, kind) : _mm256_setzero_si256();
-        }
-        _mm_storeu_si128((__m128i *)(void *)(dots + (g - g0)), totals_x4(dot));
-    }
-}
-
-/* sum += groups [g, g + n), n <= 8, of n_rows rows: dots + 64 i has row i's. */
-EXPANDED __m256 add_groups(__m256 sum, const we_matrix *w, size_t row, size_t n_rows, size_t g, size_t n,
-                           const int32_t *dots, const float *scale, const int32_t *bias)
-{
-    const __m256 activation = load_some(scale + g, n);
-    __m256i x[LANES], start = _mm256_setzero_si256();
-    if (bias) start = _mm256_maskload_epi32(bias + g, lanes_below(n));
-    WE_UNROLL
-    for (size_t i = 0; i < LANES; i++) {
-        const __m256 weight = load_weights(w, row + we_min(i, n_rows - 1), g, n);
-        x[i] = _mm256_castps_si256(scaled(_mm256_add_epi32(load_bits(dots + i * GROUPS), start), activation, weight));
-    }
-    transpose_x8(x);
-    for (size_t k = 0; k < n; k++) sum = _mm256_add_ps(sum, _mm256_castsi256_ps(x[k]));
-    return sum;
-}
-
-/* y[0 .. n_rows) of one token, n_rows <= 8. */
-EXPANDED void token_rows(const we_matrix *w, size_t row, size_t n_rows, const we_acts *a, size_t t, float *y,
+/* y[i] of one token for eight rows, as group_dots reads them: four, then four. */
+EXPANDED void token_rows(const we_matrix *w, const size_t rows[LANES], const we_acts *a, size_t t, float y[LANES],
                          const size_t group, const int kind)
 {
-    const size_t n_groups = we_n_groups(w);
+    const size_t n_groups = we_n_groups(w), group_bytes = kind == WE_Q8G ? group : group / 2;
+    const size_t scale_bytes = kind == WE_MXFP4 ? 1 : 2;
     const int16_t *q = (kind == WE_Q8G ? a->q : a->q_halves) + t * a->q_stride;
     const float *scale = a->scale + t * a->scale_stride;
     const int32_t *bias = kind == WE_Q4G ? a->bias + t * a->scale_stride : NULL;
-    int32_t dots[LANES][GROUPS];
+    const uint8_t *low[STREAMS], *high[STREAMS];
+    __m128i dots[GROUPS];                       /* of the first four rows */
+    float weights[GROUPS][LANES];
     __m256 sum = _mm256_setzero_ps();
-    if (n_rows < LANES) memset(dots, 0, sizeof dots);
+    WE_UNROLL
+    for (size_t i = 0; i < STREAMS; i++) {
+        low[i] = (const uint8_t *)w->payload + rows[i] * w->row_bytes;
+        high[i] = (const uint8_t *)w->payload + rows[STREAMS + i] * w->row_bytes;
+    }
     for (size_t g0 = 0, g1; g0 < n_groups; g0 = g1) {
         g1 = we_min(g0 + GROUPS, n_groups);
-        for (size_t i = 0; i < n_rows; i++)
-            row_dots((const uint8_t *)w->payload + (row + i) * w->row_bytes, q, g0, g1, dots[i], group, kind);
-        for (size_t g = g0; g < g1; g += LANES)
-            sum = add_groups(sum, w, row, n_rows, g, we_min(LANES, g1 - g), &dots[0][g - g0], scale, bias);
+        size_t g = g0;
+        for (; g + LANES <= g1; g += LANES) weights_of_rows(w, rows, g, LANES, weights + (g - g0), 1, scale_bytes);
+        if (g < g1) weights_of_rows(w, rows, g, g1 - g, weights + (g - g0), 1, scale_bytes);
+        for (g = g0; g < g1; g++) dots[g - g0] = group_dots(low, g * group_bytes, q + g * group, group, kind);
+        for (g = g0; g < g1; g++) {
+            const __m128i four = group_dots(high, g * group_bytes, q + g * group, group, kind);
+            __m256i dot = _mm256_inserti128_si256(_mm256_castsi128_si256(dots[g - g0]), four, 1);
+            if (bias) dot = _mm256_add_epi32(dot, _mm256_set1_epi32(bias[g]));
+            sum = _mm256_add_ps(sum, scaled(dot, _mm256_set1_ps(scale[g]), _mm256_loadu_ps(weights[g - g0])));
+        }
     }
-    store_some(y, sum, n_rows);
+    _mm256_storeu_ps(y, sum);
 }
 
+/* A core reads faster from four places than from one, so the rows are four ranges that go side by side, two rows of
+ * each at a time; then a rest of less than eight rows, its last repeated. */
 static void one_token(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t t, float *y)
 {
-    for (size_t r = row0, n; r < row1; r += n, y += n) {
-        n = we_min(LANES, row1 - r);
-        if (w->encoding == WE_MXFP4)    token_rows(w, r, n, a, t, y, 32, WE_MXFP4);
+    const size_t n = row1 - row0, whole = n - n % LANES;
+    for (size_t r = 0; r < n; r += LANES) {
+        size_t rows[LANES];
+        float sums[LANES];
+        for (size_t i = 0; i < LANES; i++)
+            rows[i] = row0 + (r < whole ? (r + i) / STREAMS + i % STREAMS * (whole / STREAMS) : we_min(r + i, n - 1));
+        if (w->encoding == WE_MXFP4)    token_rows(w, rows, a, t, sums, 32, WE_MXFP4);
         else if (w->encoding == WE_Q4G) {
-            if (w->group == 128)        token_rows(w, r, n, a, t, y, 128, WE_Q4G);
-            else if (w->group == 64)    token_rows(w, r, n, a, t, y, 64, WE_Q4G);
-            else                        token_rows(w, r, n, a, t, y, 32, WE_Q4G);
-        } else if (w->group == 128)     token_rows(w, r, n, a, t, y, 128, WE_Q8G);
-        else                            token_rows(w, r, n, a, t, y, w->group, WE_Q8G);
+            if (w->group == 128)        token_rows(w, rows, a, t, sums, 128, WE_Q4G);
+            else if (w->group == 64)    token_rows(w, rows, a, t, sums, 64, WE_Q4G);
+            else                        token_rows(w, rows, a, t, sums, 32, WE_Q4G);
+        } else if (w->group == 128)     token_rows(w, rows, a, t, sums, 128, WE_Q8G);
+        else                            token_rows(w, rows, a, t, sums, w->group, WE_Q8G);
+        for (size_t i = 0; i < LANES; i++) y[rows[i] - row0] = sums[i];
     }
 }
 
@@ -295,14 +306,16 @@ static void tokens_rows(const we_matrix *w, size_t row, size_t n_rows, const we_
     const size_t n_groups = we_n_groups(w);
     panel unpacked;
     float sums[TOKENS][PANEL_ROWS], weights[LANES][PANEL_ROWS];
+    size_t rows[PANEL_ROWS];
     group_args args = {.group = w->group, .q_stride = a->q_stride, .scale_stride = a->scale_stride};
     memset(sums, 0, n * sizeof sums[0]);
+    for (size_t i = 0; i < PANEL_ROWS; i++) rows[i] = row + we_min(i, n_rows - 1);
     for (size_t g = 0; g < n_groups; g++) {
         const size_t c = g * w->group;
-        for (size_t v = 0; v < 2 && g % LANES == 0; v++) {
-            const size_t first = v * LANES < n_rows ? v * LANES : 0, some = we_min(LANES, n_groups - g);
-            float (*out)[LANES] = (float (*)[LANES])(void *)&weights[0][v * LANES];
-            weights_of_rows(w, row + first, we_min(LANES, n_rows - first), g, some, out, 2);
+        for (size_t v = 0; v < PANEL_ROWS && g % LANES == 0; v += LANES) {
+            float (*out)[LANES] = (float (*)[LANES])(void *)&weights[0][v];
+            if (w->encoding == WE_MXFP4) weights_of_rows(w, rows + v, g, we_min(LANES, n_groups - g), out, 2, 1);
+            else weights_of_rows(w, rows + v, g, we_min(LANES, n_groups - g), out, 2, 2);
         }
         if (c % SPAN == 0) unpack_panel(w, row, n_rows, c, unpacked);
         args.w = (const __m256i (*)[2])(unpacked + c % SPAN / 2);
