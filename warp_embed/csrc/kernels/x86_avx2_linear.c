@@ -55,10 +55,11 @@ static int has_groups_of_16(const we_matrix *w)
 EXPANDED void decode_kind(const we_matrix *w, size_t row, size_t c0, size_t c1, float *y, const int kind)
 {
     const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes;
-    const size_t first = row * we_n_groups(w);
-    for (size_t c = c0; c < c1;) {
-        const size_t at = first + c / w->group, end = we_min(c / w->group * w->group + w->group, c1);
-        const float value = kind == WE_MXFP4 ? we_e8m0_halved(we_e8m0_scales(w)[at]) : we_f16_value(w->scales[at]);
+    const size_t first = row * we_n_groups(w), g0 = c0 / w->group;
+    for (size_t g = g0, c = c0; c < c1; g++) {
+        const size_t end = we_min((g + 1) * w->group, c1);
+        const float value = kind == WE_MXFP4 ? we_e8m0_halved(we_e8m0_scales(w)[first + g])
+                                             : _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(w->scales[first + g])));
         const __m256 scale = _mm256_set1_ps(value);
         for (; c + 16 <= end; c += 16, y += 16) decode_x16(codes, c, 16, scale, kind, y);
         if (c < end) decode_x16(codes, c, end - c, scale, kind, y);
@@ -370,13 +371,62 @@ void we_avx2_matmul(const we_matrix *w, size_t row0, size_t row1, const we_acts 
     }
 }
 
+/* y[u][0 .. n) += x[u][i] tile[i][0 .. n), row after row; n_tokens and n_vectors are constants, n fills the vectors but
+ * for the last lanes of a single one. */
+EXPANDED void add_rows(float *y, size_t y_stride, const float *x, size_t x_stride, const float *tile, size_t stride,
+                       size_t n_rows, size_t n, const size_t n_tokens, const size_t n_vectors)
+{
+    const size_t lanes_used = n_vectors == 1 ? n : 8;
+    __m256 sum[TILE_TOKENS][8];
+    for (size_t u = 0; u < n_tokens; u++)
+        for (size_t v = 0; v < n_vectors; v++) sum[u][v] = load_some(y + u * y_stride + 8 * v, lanes_used);
+    for (size_t i = 0; i < n_rows; i++) {
+        __m256 factor[TILE_TOKENS];
+        for (size_t u = 0; u < n_tokens; u++) factor[u] = _mm256_broadcast_ss(x + u * x_stride + i);
+        for (size_t v = 0; v < n_vectors; v++) {
+            const __m256 w = load_some(tile + i * stride + 8 * v, lanes_used);
+            for (size_t u = 0; u < n_tokens; u++) sum[u][v] = _mm256_fmadd_ps(factor[u], w, sum[u][v]);
+        }
+    }
+    for (size_t u = 0; u < n_tokens; u++)
+        for (size_t v = 0; v < n_vectors; v++) store_some(y + u * y_stride + 8 * v, sum[u][v], lanes_used);
+}
+
+/* The same for any n and n_cols. */
+static void add_tile(float *y, size_t y_stride, const float *x, size_t x_stride, size_t n, const float *tile,
+                     size_t stride, size_t n_rows, size_t n_cols)
+{
+    for (size_t c = 0, some; c < n_cols; c += some, y += some, tile += some) {
+        some = n_cols - c >= 32 ? 32 : we_min(8, n_cols - c);
+        size_t t = 0;
+        for (; some == 32 && t + TILE_TOKENS <= n; t += TILE_TOKENS)
+            add_rows(y + t * y_stride, y_stride, x + t * x_stride, x_stride, tile, stride, n_rows, 32, TILE_TOKENS, 4);
+        for (; t < n; t++) {
+            float *y_t = y + t * y_stride;
+            if (some == 32) add_rows(y_t, 0, x + t * x_stride, 0, tile, stride, n_rows, 32, 1, 4);
+            else            add_rows(y_t, 0, x + t * x_stride, 0, tile, stride, n_rows, some, 1, 1);
+        }
+    }
+}
+
 void we_avx2_matmul_t(const we_matrix *w, size_t row0, size_t row1, const float *x, size_t x_stride, size_t n, float *y,
                       size_t y_stride, float *row)
 {
+    const int in_pieces = has_groups_of_16(w) || w->encoding == WE_F32 || w->encoding == WE_BF16;
+    float piece[ROWS * COLS];
     for (size_t t = 0; t < n; t++) memset(y + t * y_stride, 0, w->cols * sizeof *y);
-    for (size_t r = row0; r < row1; r++) {
-        we_avx2_decode_rows(w, r, r + 1, row, w->cols);
-        for (size_t t = 0; t < n; t++) we_avx2.add_scaled(y + t * y_stride, x[t * x_stride + (r - row0)], row, w->cols);
+    for (size_t r = row0, rows; r < row1; r += rows, x += rows) {
+        rows = in_pieces ? we_min(ROWS, row1 - r) : 1;
+        if (!in_pieces) we_avx2_decode_rows(w, r, r + 1, row, w->cols);
+        const char *next = (const char *)w->payload + (r + rows) * w->row_bytes;
+        for (size_t b = 0; b < rows * w->row_bytes; b += 64) _mm_prefetch(next + b, _MM_HINT_T0);
+        for (size_t c = 0, cols; c < w->cols; c += cols) {
+            const float *tile = row + c;
+            size_t stride = 0;
+            cols = we_min(COLS, w->cols - c);
+            if (in_pieces) tile = rows_piece(w, r, rows, c, c + cols, piece, &stride);
+            add_tile(y + c, y_stride, x, x_stride, n, tile, stride, rows, cols);
+        }
     }
 }
 
