@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from warp_embed import _kernels
@@ -43,7 +44,7 @@ def build(name="native", sources=SOURCES, flags=FLAGS, libraries=("-lm",)):
     library = ROOT / "build" / "benchmarks" / f"{name}-{digest.hexdigest()[:16]}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
-        temporary = library.with_suffix(f".{os.getpid()}")
+        temporary = library.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         paths = [str(HERE / source) for source in sources]
         result = subprocess.run([*command, f"-I{ROOT / 'include'}", *paths, *libraries, "-o", str(temporary)],
                                 capture_output=True, text=True)
