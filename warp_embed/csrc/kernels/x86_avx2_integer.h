@@ -114,7 +114,8 @@ EXPANDED __m256i add_codes(__m256i dot, const uint8_t *codes, __m256i q, __m256i
     return add_products(add_products(dot, evens, q), odds, q2);
 }
 
-/* Dots of a group of four rows; group and kind are constants. Each row is a stream of its own: see one_token. */
+/* Dots of a group of four rows; group and kind are constants. Each row is a stream of its own: see one_token. Where the
+ * group is two cache lines, the processor fetches what comes by itself, and faster. */
 EXPANDED __m128i group_dots(const uint8_t *const rows[STREAMS], size_t at, const int16_t *q, const size_t group,
                             const int kind)
 {
@@ -122,7 +123,7 @@ EXPANDED __m128i group_dots(const uint8_t *const rows[STREAMS], size_t at, const
     __m256i dot[STREAMS];
     WE_UNROLL
     for (size_t i = 0; i < STREAMS; i++) {
-        for (size_t b = 0; b < group_bytes; b += 64) _mm_prefetch((const char *)rows[i] + at + AHEAD + b, _MM_HINT_T0);
+        if (group_bytes <= 64) _mm_prefetch((const char *)rows[i] + at + AHEAD, _MM_HINT_T0);
         dot[i] = _mm256_setzero_si256();
     }
     for (size_t c = 0; c < group_bytes; c += 16) {
