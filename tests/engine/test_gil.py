@@ -1,7 +1,8 @@
 """No public call keeps other Python threads waiting: holds of the GIL above a millisecond are counted; there are none.
 
 A second thread asks for the GIL again and again. How long it waited, less the time in which it or the caller was ready
-but had no processor (the kernel tells), is how long the caller held it.
+but had no processor (the kernel tells), is how long the caller held it. A virtual machine may be stopped as a whole,
+which nobody tells it: where Python code alone is seen to pause, twice its longest pause is the limit instead.
 """
 import ctypes
 import io
@@ -19,7 +20,7 @@ from warp_embed.convert import convert
 from warp_embed.runtime import statefile
 
 SCHEDSTAT = Path("/proc/self/schedstat")
-LIMIT_NS = 1_000_000
+LIMIT_NS, MOST_NS = 1_000_000, 10_000_000
 DATA = Path(__file__).parent.parent / "data"
 
 pytestmark = pytest.mark.skipif(not SCHEDSTAT.exists() or SCHEDSTAT.read_text().split()[1] == "0",
@@ -33,7 +34,10 @@ def delay_ns(tid):
 
 
 class Holds:
-    """Counts how often the thread that enters keeps the GIL for more than LIMIT_NS."""
+    """Counts how often the thread that enters keeps the GIL for more than limit_ns."""
+
+    def __init__(self, limit_ns=LIMIT_NS):
+        self.limit_ns = limit_ns
 
     def __enter__(self):
         self._interval = sys.getswitchinterval()
@@ -61,7 +65,7 @@ class Holds:
             time.sleep(0)                                   # gives the GIL away and asks for it again
             after, now = time.perf_counter_ns(), delay_ns(me) + delay_ns(self._caller)
             held = after - before - (now - delays)
-            if held > LIMIT_NS:
+            if held > self.limit_ns:
                 self.long.append(held)
             self.looks += 1
             before, delays = after, now                     # no time between two looks: nothing can hide there
@@ -75,8 +79,18 @@ def heavy(tmp_path_factory):
     return path
 
 
-def test_the_count_sees_a_hold():
+@pytest.fixture(scope="module")
+def limit_ns():
+    """What counts as a hold on this machine, by half a second of code that holds nothing."""
     with Holds() as holds:
+        end = time.perf_counter() + 0.5
+        while time.perf_counter() < end:
+            pass
+    return min(MOST_NS, max([LIMIT_NS, *(2 * held for held in holds.long)]))
+
+
+def test_the_count_sees_a_hold(limit_ns):
+    with Holds(limit_ns) as holds:
         ctypes.PyDLL(None).usleep(20_000)                   # PyDLL keeps the GIL
     assert holds.long
 
@@ -152,11 +166,11 @@ def fork_and_close(session):
     session.close()
 
 
-def test_no_public_call_holds_the_gil(heavy, tmp_path):
+def test_no_public_call_holds_the_gil(heavy, tmp_path, limit_ns):
     long = {}
     for name, call in calls(heavy, tmp_path):
         for _ in range(12):                                 # once is chance: a hold is there every time
-            with Holds() as holds:
+            with Holds(limit_ns) as holds:
                 call()
             if not holds.long:
                 break
