@@ -30,7 +30,8 @@ def head(n, dk, dv, rng):
     return [a.astype(np.float32) for a in args]
 
 
-@pytest.mark.parametrize("dk, dv", [(1, 1), (3, 7), (8, 8), (5, 9), (64, 100), (128, 128), (31, 33), (16, 264)])
+@pytest.mark.parametrize("dk, dv", [(1, 1), (3, 7), (8, 8), (5, 9), (64, 100), (128, 128), (31, 33), (16, 264),
+                                    (130, 40)])
 def test_the_state_follows_the_recurrence_and_does_not_drift(level, dk, dv):
     args = head(200, dk, dv, np.random.default_rng(dk * 1000 + dv))
     S, o = _kernels.kda(*args)
@@ -39,7 +40,7 @@ def test_the_state_follows_the_recurrence_and_does_not_drift(level, dk, dv):
     assert np.abs(S - S64).max() <= bound and np.abs(o - o64).max() <= bound
 
 
-@pytest.mark.parametrize("dk, dv", [(3, 7), (64, 100), (128, 128)])
+@pytest.mark.parametrize("dk, dv", [(3, 7), (64, 100), (128, 128), (130, 40)])
 def test_the_bits_of_a_state_do_not_depend_on_how_tokens_are_split(level, dk, dv):
     S, *per_token = head(13, dk, dv, np.random.default_rng(dk))
     per_token[3][4] = 0                                     # a decay that forgets all: signs of zeros count too

@@ -18,7 +18,12 @@ EXPANDED float dot(const float *a, const float *b, size_t n)
  * repeats its two operations and adds the last update. So every element sees the same operations in the same order
  * however the tokens are split among calls. */
 
-enum { KDA_VECTORS = 4 };       /* columns of a block, in vectors */
+enum { KDA_VECTORS = 4, KDA_ROWS = 128 };       /* a block: columns in vectors; rows of one that is copied */
+
+typedef struct kda_block {      /* some columns of a state */
+    float *S;
+    size_t stride;              /* from row to row */
+} kda_block;
 
 typedef struct kda_update {     /* what the token before left for the columns of a block */
     const float *k;
@@ -37,21 +42,19 @@ EXPANDED void kda_row(const float *S, size_t n_cols, float decay, const kda_upda
     }
 }
 
-/* Token t over columns [j, j + n_cols): leaves its own update in *update. */
-EXPANDED void kda_sweep(const we_kda_args *a, size_t t, size_t j, size_t n_cols, kda_update *update,
-                             const size_t n_vecs, const int has_update, const int store)
+/* Token t over columns [j, j + n_cols) of `from`: leaves its own update in *update, the state in `to`, if it is given. */
+EXPANDED void kda_sweep(const we_kda_args *a, size_t t, size_t j, size_t n_cols, kda_block from, kda_block to,
+                        kda_update *update, const size_t n_vecs, const int has_update, const int store)
 {
     const float *q = a->q + t * a->qk_stride, *k = a->k + t * a->qk_stride, *decay = a->decay + t * a->qk_stride;
-    const float *S = (has_update ? a->S_out : a->S_in) + j;
-    const size_t dk = a->dk, dv = a->dv;        /* a store could change *a, for all that compilers know */
-    float *to = a->S_out + j;
+    const size_t dk = a->dk;                    /* a store could change *a, for all that compilers know */
     __m256 sk[KDA_VECTORS], sq[KDA_VECTORS], row[KDA_VECTORS];
     for (size_t v = 0; v < n_vecs; v++) sk[v] = sq[v] = _mm256_setzero_ps();
     for (size_t i = 0; i < dk; i++) {
         const __m256 k_i = _mm256_set1_ps(k[i]), q_i = _mm256_set1_ps(q[i]);
-        kda_row(S + i * dv, n_cols, decay[i], update, i, row, n_vecs, has_update);
+        kda_row(from.S + i * from.stride, n_cols, decay[i], update, i, row, n_vecs, has_update);
         for (size_t v = 0; v < n_vecs; v++) {
-            if (store) store_some(to + i * dv + 8 * v, row[v], n_cols - 8 * v);
+            if (store) store_some(to.S + i * to.stride + 8 * v, row[v], n_cols - 8 * v);
             sk[v] = _mm256_fmadd_ps(k_i, row[v], sk[v]);
             sq[v] = _mm256_fmadd_ps(q_i, row[v], sq[v]);
         }
@@ -66,28 +69,33 @@ EXPANDED void kda_sweep(const we_kda_args *a, size_t t, size_t j, size_t n_cols,
 }
 
 /* The state after the last token; `before` is the update that token met, `last` the one it leaves. */
-EXPANDED void kda_finish(const we_kda_args *a, size_t j, size_t n_cols, const kda_update *before,
-                              const kda_update *last, const size_t n_vecs, const int has_update)
+EXPANDED void kda_finish(const we_kda_args *a, size_t j, size_t n_cols, kda_block from, const kda_update *before,
+                         const kda_update *last, const size_t n_vecs)
 {
     const float *decay = a->decay + (a->n - 1) * a->qk_stride;
-    const float *S = (has_update ? a->S_out : a->S_in) + j;
     __m256 row[KDA_VECTORS];
     for (size_t i = 0; i < a->dk; i++) {
-        kda_row(S + i * a->dv, n_cols, decay[i], before, i, row, n_vecs, has_update);
+        kda_row(from.S + i * from.stride, n_cols, decay[i], before, i, row, n_vecs, 1);
         for (size_t v = 0; v < n_vecs; v++)
             store_some(a->S_out + i * a->dv + j + 8 * v,
                        _mm256_fmadd_ps(_mm256_set1_ps(last->k[i]), last->d[v], row[v]), n_cols - 8 * v);
     }
 }
 
+/* All tokens, two at least. Between them the block lies in a copy without gaps: its lines in S are as far apart as a
+ * row, so they fall into a quarter of L1's sets, which do not hold them. */
 EXPANDED void kda_columns(const we_kda_args *a, size_t j, size_t n_cols, const size_t n_vecs)
 {
+    float copy[KDA_ROWS * 8 * KDA_VECTORS];
+    const kda_block first = {(float *)a->S_in + j, a->dv};
+    kda_block block = {copy, 8 * n_vecs};
     kda_update update = {0}, before = {0};
-    kda_sweep(a, 0, j, n_cols, &update, n_vecs, 0, 1);
-    for (size_t t = 1; t + 1 < a->n; t++) kda_sweep(a, t, j, n_cols, &update, n_vecs, 1, 1);
+    if (a->dk > KDA_ROWS) block = (kda_block){a->S_out + j, a->dv};
+    kda_sweep(a, 0, j, n_cols, first, block, &update, n_vecs, 0, 1);
+    for (size_t t = 1; t + 1 < a->n; t++) kda_sweep(a, t, j, n_cols, block, block, &update, n_vecs, 1, 1);
     before = update;
-    kda_sweep(a, a->n - 1, j, n_cols, &update, n_vecs, 1, 0);
-    kda_finish(a, j, n_cols, &before, &update, n_vecs, 1);
+    kda_sweep(a, a->n - 1, j, n_cols, block, block, &update, n_vecs, 1, 0);
+    kda_finish(a, j, n_cols, block, &before, &update, n_vecs);
 }
 
 /* ---- one token: the same operations, whole rows at a time, so that memory is read in its order ----
