@@ -67,27 +67,31 @@ size_t limit_fma_256(size_t rounds, float *out)
 /* The empty asm stands for a new value: products of the same would be computed once, and integer sums be taken in
  * another order, with products that wait in memory. Six sums of latency one have names: GCC keeps an array of them
  * in memory. */
-#define OPAQUE(x) __asm__ volatile("" : "+x"(x))
-#define MADD(sum) OPAQUE(a); sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); OPAQUE(sum)
+#define OPAQUE(x) __asm__ volatile("" : "+v"(x))
+#define MADD(sum, bits) OPAQUE(a); sum = _mm##bits##_add_epi32(sum, _mm##bits##_madd_epi16(a, b)); OPAQUE(sum)
 
-size_t limit_madd_256(size_t rounds, float *out)
-{
-    __m256i sum0 = _mm256_set1_epi32(0), sum1 = sum0, sum2 = sum0, sum3 = sum0, sum4 = sum0, sum5 = sum0;
-    __m256i a = _mm256_set1_epi16(3), b = _mm256_set1_epi16(5);
-    for (size_t r = 0; r < rounds; r++)
-        for (int turn = 0; turn < 4; turn++) {
-            MADD(sum0);
-            MADD(sum1);
-            MADD(sum2);
-            MADD(sum3);
-            MADD(sum4);
-            MADD(sum5);
-        }
-    sum0 = _mm256_add_epi32(_mm256_add_epi32(sum0, sum1), _mm256_add_epi32(sum2, sum3));
-    sum0 = _mm256_add_epi32(sum0, _mm256_add_epi32(sum4, sum5));
-    _mm256_storeu_ps(out, _mm256_castsi256_ps(sum0));
-    return 4 * 6 * 16;
-}
+#define MADD_LIMIT(bits)                                                                                        \
+    size_t limit_madd_##bits(size_t rounds, float *out)                                                         \
+    {                                                                                                           \
+        __m##bits##i a = _mm##bits##_set1_epi16(3), b = _mm##bits##_set1_epi16(5);                              \
+        __m##bits##i sum0 = _mm##bits##_set1_epi32(0), sum1 = sum0, sum2 = sum0;                                \
+        __m##bits##i sum3 = sum0, sum4 = sum0, sum5 = sum0;                                                     \
+        for (size_t r = 0; r < rounds; r++)                                                                     \
+            for (int turn = 0; turn < 4; turn++) {                                                              \
+                MADD(sum0, bits);                                                                               \
+                MADD(sum1, bits);                                                                               \
+                MADD(sum2, bits);                                                                               \
+                MADD(sum3, bits);                                                                               \
+                MADD(sum4, bits);                                                                               \
+                MADD(sum5, bits);                                                                               \
+            }                                                                                                   \
+        sum0 = _mm##bits##_add_epi32(_mm##bits##_add_epi32(sum0, sum1), _mm##bits##_add_epi32(sum2, sum3));     \
+        sum0 = _mm##bits##_add_epi32(sum0, _mm##bits##_add_epi32(sum4, sum5));                                  \
+        _mm##bits##_storeu_ps(out, _mm##bits##_castsi##bits##_ps(sum0));                                        \
+        return 4 * 6 * bits / 16;                                                                               \
+    }
+
+MADD_LIMIT(256)
 WE_TARGET_POP
 
 WE_TARGET_PUSH("avx512f,avx512bw")
@@ -102,29 +106,7 @@ size_t limit_fma_512(size_t rounds, float *out)
     return 16 * CHAINS;
 }
 
-#undef OPAQUE
-#undef MADD
-#define OPAQUE(x) __asm__ volatile("" : "+v"(x))
-#define MADD(sum) OPAQUE(a); sum = _mm512_add_epi32(sum, _mm512_madd_epi16(a, b)); OPAQUE(sum)
-
-size_t limit_madd_512(size_t rounds, float *out)
-{
-    __m512i sum0 = _mm512_set1_epi32(0), sum1 = sum0, sum2 = sum0, sum3 = sum0, sum4 = sum0, sum5 = sum0;
-    __m512i a = _mm512_set1_epi16(3), b = _mm512_set1_epi16(5);
-    for (size_t r = 0; r < rounds; r++)
-        for (int turn = 0; turn < 4; turn++) {
-            MADD(sum0);
-            MADD(sum1);
-            MADD(sum2);
-            MADD(sum3);
-            MADD(sum4);
-            MADD(sum5);
-        }
-    sum0 = _mm512_add_epi32(_mm512_add_epi32(sum0, sum1), _mm512_add_epi32(sum2, sum3));
-    sum0 = _mm512_add_epi32(sum0, _mm512_add_epi32(sum4, sum5));
-    _mm512_storeu_ps(out, _mm512_castsi512_ps(sum0));
-    return 4 * 6 * 32;
-}
+MADD_LIMIT(512)
 WE_TARGET_POP
 
 WE_TARGET_PUSH("avx512f,avx512bw,avx512vnni")

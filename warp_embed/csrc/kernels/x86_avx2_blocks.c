@@ -42,7 +42,8 @@ EXPANDED void kda_row(const float *S, size_t n_cols, float decay, const kda_upda
     }
 }
 
-/* Token t over columns [j, j + n_cols) of `from`: leaves its own update in *update, the state in `to`, if it is given. */
+/* Token t over columns [j, j + n_cols), which lie in `from`: leaves its own update in *update and, if `store`, the
+ * state as its decay left it in `to`. */
 EXPANDED void kda_sweep(const we_kda_args *a, size_t t, size_t j, size_t n_cols, kda_block from, kda_block to,
                         kda_update *update, const size_t n_vecs, const int has_update, const int store)
 {

@@ -55,8 +55,8 @@ static int has_groups_of_16(const we_matrix *w)
 EXPANDED void decode_kind(const we_matrix *w, size_t row, size_t c0, size_t c1, float *y, const int kind)
 {
     const uint8_t *codes = (const uint8_t *)w->payload + row * w->row_bytes;
-    const size_t first = row * we_n_groups(w), g0 = c0 / w->group;
-    for (size_t g = g0, c = c0; c < c1; g++) {
+    const size_t first = row * we_n_groups(w);
+    for (size_t g = c0 / w->group, c = c0; c < c1; g++) {
         const size_t end = we_min((g + 1) * w->group, c1);
         const float value = kind == WE_MXFP4 ? we_e8m0_halved(we_e8m0_scales(w)[first + g])
                                              : _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(w->scales[first + g])));
@@ -377,7 +377,7 @@ EXPANDED void add_rows(float *y, size_t y_stride, const float *x, size_t x_strid
                        size_t n_rows, size_t n, const size_t n_tokens, const size_t n_vectors)
 {
     const size_t lanes_used = n_vectors == 1 ? n : 8;
-    __m256 sum[TILE_TOKENS][8];
+    __m256 sum[TILE_TOKENS][4];
     for (size_t u = 0; u < n_tokens; u++)
         for (size_t v = 0; v < n_vectors; v++) sum[u][v] = load_some(y + u * y_stride + 8 * v, lanes_used);
     for (size_t i = 0; i < n_rows; i++) {
