@@ -27,7 +27,6 @@ LOADER(load_some_16_128, __m128i, 2)
 LOADER(load_some_16_256, __m256i, 2)
 LOADER(load_some_ps_256, __m256, 4)
 LOADER(load_some_8_512, __m512i, 1)
-LOADER(load_some_32_512, __m512i, 4)
 LOADER(load_some_ps_512, __m512, 4)
 
 static inline void store_whole_ps(void *p, __m512 x) { memcpy(__builtin_assume_aligned(p, 64), &x, 64); }
@@ -74,7 +73,6 @@ static inline __m512 scale_by_powers(__m512 x, __m512 n)
 #define _mm256_maskz_loadu_ps load_some_ps_256
 #define _mm256_maskz_loadu_epi16 load_some_16_256
 #define _mm512_maskz_loadu_epi8 load_some_8_512
-#define _mm512_maskz_loadu_epi32 load_some_32_512
 #define _mm512_maskz_loadu_ps load_some_ps_512
 #define _mm512_mask_storeu_ps store_some_ps
 #undef _mm512_stream_ps
