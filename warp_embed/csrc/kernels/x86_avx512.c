@@ -74,7 +74,8 @@ WE_TARGET_POP
 
 const we_kernels we_avx512 = {
     .isa = "avx512",
-    .exp = exp_f32, .sigmoid = sigmoid, .vq_encode = we_avx512_vq_encode, .matmul = matmul, .silu_mul = silu_mul,
+    .exp = exp_f32, .sigmoid = sigmoid, .vq_encode = we_avx512_vq_encode,
+    .matmul = matmul, .matmul_t = we_avx512_matmul_t, .silu_mul = silu_mul,
     .short_conv = short_conv, .decay_softplus = decay_softplus, .decay_bounded = decay_bounded,
     .kda = we_avx512_kda, .mla = we_avx512_mla, .route = route,
 };

@@ -20,6 +20,8 @@ void we_avx512_vq_encode(uint8_t *index, float *residual, const float *x, const 
                          unsigned entries);
 void we_avx512_matmul_float(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y,
                             size_t y_stride);
+void we_avx512_matmul_t(const we_matrix *w, size_t row0, size_t row1, const float *x, size_t x_stride, size_t n,
+                        float *y, size_t y_stride, float *row);
 void we_avx512_matmul_integer(const we_matrix *w, size_t row0, size_t row1, const we_acts *a, size_t n, float *y,
                               size_t y_stride);
 

@@ -1,4 +1,5 @@
-/* AVX-512: products in f32 of F32, BF16 and vector-quantised weights with many tokens.
+/* AVX-512: products in f32 of F32, BF16 and vector-quantised weights with many tokens, and the transposed product of
+ * Q8G and Q4G with one.
  *
  * A (row, token) has the eight sums of AVX2, in the same order, so that one token, which AVX2 serves, gives the same
  * bits. A vector holds the sums of two rows, and eight inputs go to both halves. A tile of rows is decoded once for
@@ -10,7 +11,8 @@ WE_TARGET_PUSH(WE_AVX512)
 enum {
     ROWS = 16, PAIRS = ROWS / 2, COLS = 256,    /* of a tile that is decoded at a time             */
     TILE_PAIRS = 4, TILE_TOKENS = 6,            /* whose sums are in registers                     */
-    TOKENS = 16 * TILE_TOKENS                   /* whose sums wait in memory                       */
+    TOKENS = 16 * TILE_TOKENS,                  /* whose sums wait in memory                       */
+    AHEAD_ROWS = 16                             /* that the transposed product prefetches          */
 };
 
 EXPANDED __m256 load_x8(const float *x, size_t n)
@@ -134,6 +136,58 @@ void we_avx512_matmul_float(const we_matrix *w, size_t row0, size_t row1, const 
         for (size_t t = 0; t < n; t += TOKENS)
             float_rows(w, r, we_min(ROWS, row1 - r), a->x + t * a->x_stride, a->x_stride, we_min(TOKENS, n - t),
                        y + t * y_stride + (r - row0), y_stride);
+}
+
+/* ------------------------------------------------- the transposed product ---- */
+
+/* y[0 .. 128) = sum over rows [row0, row1) of x[r - row0] times group g of the row, row after row; kind is a constant. */
+EXPANDED void group_t(const we_matrix *w, size_t row0, size_t row1, size_t g, const float *x, float *y, const int kind)
+{
+    const size_t n_groups = we_n_groups(w), step = w->row_bytes;
+    const uint8_t *codes = (const uint8_t *)w->payload + row0 * step + g * (kind == WE_Q8G ? 128 : 64);
+    const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    __m512 sum[8];
+    WE_UNROLL
+    for (size_t i = 0; i < 8; i++) sum[i] = _mm512_setzero_ps();
+    for (size_t r = row0; r < row1; r++, codes += step) {
+        const __m512 scale = _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(w->scales[r * n_groups + g])));
+        const __m512 x_r = _mm512_set1_ps(x[r - row0]), table = _mm512_mul_ps(scale, values);
+        _mm_prefetch((const char *)codes + AHEAD_ROWS * step, _MM_HINT_T0);
+        _mm_prefetch((const char *)codes + AHEAD_ROWS * step + (kind == WE_Q8G ? 64 : 0), _MM_HINT_T0);
+        WE_UNROLL
+        for (size_t i = 0; i < 8; i++) {
+            const size_t at = kind == WE_Q8G ? 16 * i : i / 2 * 16;
+            const __m128i some = _mm_loadu_si128((const __m128i *)(const void *)(codes + at));
+            __m512 weights;
+            if (kind == WE_Q8G) weights = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(some)));
+            else {                      /* even elements in sum[2 j], odd ones in sum[2 j + 1] */
+                const __m512i pairs = _mm512_cvtepu8_epi32(some);
+                weights = _mm512_permutexvar_ps(i % 2 ? _mm512_srli_epi32(pairs, 4) : pairs, table);
+            }
+            sum[i] = _mm512_fmadd_ps(x_r, weights, sum[i]);
+        }
+    }
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    for (size_t i = 0; i < 8; i += 2) {
+        const __m512 a = sum[i], b = sum[i + 1];
+        _mm512_storeu_ps(y + 16 * i, kind == WE_Q8G ? a : _mm512_permutex2var_ps(a, low, b));
+        _mm512_storeu_ps(y + 16 * i + 16, kind == WE_Q8G ? b : _mm512_permutex2var_ps(a, high, b));
+    }
+}
+
+void we_avx512_matmul_t(const we_matrix *w, size_t row0, size_t row1, const float *x, size_t x_stride, size_t n,
+                        float *y, size_t y_stride, float *row)
+{
+    const int in_groups = (w->encoding == WE_Q8G || w->encoding == WE_Q4G) && w->group == 128 && w->cols % 128 == 0;
+    if (n != 1 || !in_groups) {
+        we_avx2.matmul_t(w, row0, row1, x, x_stride, n, y, y_stride, row);
+        return;
+    }
+    for (size_t g = 0; g < w->cols / 128; g++) {
+        if (w->encoding == WE_Q8G) group_t(w, row0, row1, g, x, y + 128 * g, WE_Q8G);
+        else                       group_t(w, row0, row1, g, x, y + 128 * g, WE_Q4G);
+    }
 }
 
 WE_TARGET_POP
