@@ -48,12 +48,15 @@ HALVES(convert_epi32_ps, __m512, __m512i, __m256i, _mm256_castps_si256(_mm256_cv
 HALVES(convert_epu8_epi16, __m512i, __m256i, __m128i, _mm256_cvtepu8_epi16(half[i]))
 HALVES(convert_ph_ps, __m512, __m256i, __m128i, _mm256_castps_si256(_mm256_cvtph_ps(half[i])))
 
-static inline __m512i convert_epu8_epi32(__m128i x)
-{
-    const __m256i half[2] = {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
-    __m512i y;
-    return *(__m512i *)memcpy(&y, half, sizeof y);
-}
+#define SIXTEEN_BYTES(name, convert)                                                                \
+    static inline __m512i name(__m128i x)                                                           \
+    {                                                                                               \
+        const __m256i half[2] = {convert(x), convert(_mm_srli_si128(x, 8))};                        \
+        __m512i y;                                                                                  \
+        return *(__m512i *)memcpy(&y, half, sizeof y);                                              \
+    }
+SIXTEEN_BYTES(convert_epu8_epi32, _mm256_cvtepu8_epi32)
+SIXTEEN_BYTES(convert_epi8_epi32, _mm256_cvtepi8_epi32)
 
 /* SIMDe's own makes 2^n first, which overflows for n = 128. */
 static inline __m512 scale_by_powers(__m512 x, __m512 n)
@@ -80,6 +83,7 @@ static inline __m512 scale_by_powers(__m512 x, __m512 n)
 #define _mm512_cvtepi32_ps convert_epi32_ps
 #define _mm512_cvtepu8_epi16 convert_epu8_epi16
 #define _mm512_cvtepu8_epi32 convert_epu8_epi32
+#define _mm512_cvtepi8_epi32 convert_epi8_epi32
 #define _mm512_cvtph_ps convert_ph_ps
 #define _mm512_cvtss_f32(x) _mm_cvtss_f32(_mm512_castps512_ps128(x))
 #define _mm512_shuffle_f32x4(a, b, select) \

@@ -62,6 +62,13 @@ EXPANDED float sum_lanes(__m256 v)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
+EXPANDED float largest_lane(__m256 v)
+{
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
 EXPANDED __m256 magnitude_x8(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 
 /* e^x within 1 ulp: x = n ln 2 + r, e^r = 1 + (r + r^2 P(r)), times 2^n in two steps so that subnormal results are

@@ -269,16 +269,16 @@ EXPANDED void scores(const mla_tile *tile, const float *q, size_t s, float score
 /* Scores become weights relative to the new maximum; returns what earlier sums shrink by. */
 static float soften(float *score, size_t seen, float *largest, float *sum)
 {
-    float above = *largest, shrink;
-    for (size_t s = 0; s < seen; s++) above = score[s] > above ? score[s] : above;
+    __m256 most = _mm256_set1_ps(*largest), total = _mm256_setzero_ps();
     for (size_t s = seen; s % 8; s++) score[s] = -INFINITY;
-    __m256 total = _mm256_setzero_ps();
+    for (size_t s = 0; s < seen; s += 8) most = _mm256_max_ps(_mm256_loadu_ps(score + s), most);
+    const float above = largest_lane(most);
     for (size_t s = 0; s < seen; s += 8) {
         const __m256 p = exp_x8(_mm256_sub_ps(_mm256_loadu_ps(score + s), _mm256_set1_ps(above)));
         _mm256_storeu_ps(score + s, p);
         total = _mm256_add_ps(total, p);
     }
-    shrink = _mm256_cvtss_f32(exp_x8(_mm256_set1_ps(*largest - above)));
+    const float shrink = _mm256_cvtss_f32(exp_x8(_mm256_set1_ps(*largest - above)));
     *sum = *sum * shrink + sum_lanes(total);
     *largest = above;
     return shrink;

@@ -107,9 +107,7 @@ static float group_scale(const float *x, size_t n, float q_max)
 {
     __m256 largest = _mm256_set1_ps(1e-8f);
     for (size_t i = 0; i < n; i += 8) largest = _mm256_max_ps(magnitude_x8(load_some(x + i, n - i)), largest);
-    __m128 m = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m))) / q_max;
+    return largest_lane(largest) / q_max;
 }
 
 /* Sixteen codes of x[0 .. n), zeros behind; NaN gives lo by the operand order of max. */

@@ -77,7 +77,7 @@ const we_kernels we_avx512 = {
     .exp = exp_f32, .sigmoid = sigmoid, .vq_encode = we_avx512_vq_encode,
     .matmul = matmul, .matmul_t = we_avx512_matmul_t, .silu_mul = silu_mul,
     .short_conv = short_conv, .decay_softplus = decay_softplus, .decay_bounded = decay_bounded,
-    .kda = we_avx512_kda, .mla = we_avx512_mla, .route = route,
+    .kda = we_avx512_kda, .latent_load = we_avx512_latent_load, .mla = we_avx512_mla, .route = route,
 };
 #else
 typedef int we_no_avx512;           /* ISO C wants a declaration in every file */

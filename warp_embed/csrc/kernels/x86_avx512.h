@@ -15,6 +15,7 @@
 #endif
 
 void we_avx512_kda(const we_kda_args *a);
+void we_avx512_latent_load(float *y, const void *latent, size_t r, size_t rope, we_kv kv);
 void we_avx512_mla(const we_mla_args *a);
 void we_avx512_vq_encode(uint8_t *index, float *residual, const float *x, const float *books, size_t n, unsigned stages,
                          unsigned entries);
@@ -72,6 +73,15 @@ EXPANDED float sum_lanes(__m512 v)
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+EXPANDED float largest_lane(__m512 v)
+{
+    const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
+    const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(v), upper);
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
 /* e^x as in x86_avx2.h; scalef rounds once where the result is subnormal. */

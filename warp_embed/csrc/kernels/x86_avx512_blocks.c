@@ -124,6 +124,39 @@ void we_avx512_kda(const we_kda_args *a)
     for (; j < a->dv; j += 16) kda_columns(a, j, we_min(16, a->dv - j), 1);
 }
 
+/* ---------------------------------------------------------------- latents ---- */
+
+static const uint16_t *load_q8(float *y, const int8_t *codes, const uint16_t *scales, size_t n)
+{
+    for (size_t c0 = 0; c0 < n; c0 += WE_LATENT_GROUP, scales++) {
+        const __m512 scale = _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(*scales)));
+        const size_t c1 = we_min(c0 + WE_LATENT_GROUP, n);
+        for (size_t c = c0; c < c1; c += 16) {
+            const __m128i code = _mm_maskz_loadu_epi8(lanes_below(we_min(16, c1 - c)), codes + c);
+            store_some(y + c, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(code))), c1 - c);
+        }
+    }
+    return scales;
+}
+
+void we_avx512_latent_load(float *y, const void *latent, size_t r, size_t rope, we_kv kv)
+{
+    if (kv == WE_KV_F32) {
+        memcpy(y, latent, (r + rope) * sizeof *y);
+    } else if (kv == WE_KV_F16) {
+        const uint16_t *x = (const uint16_t *)latent;
+        const size_t n = r + rope, whole = n / 16 * 16;
+        for (size_t i = 0; i < whole; i += 16)
+            _mm512_storeu_ps(y + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(x + i))));
+        we_avx2.f16_to_f32(y + whole, x + whole, n - whole);
+    } else {
+        const int8_t *codes = (const int8_t *)latent;
+        const uint16_t *scales = (const uint16_t *)(const void *)(codes + r + rope + ((r + rope) & 1));
+        scales = load_q8(y, codes, scales, r);
+        load_q8(y + r, codes + r, scales, rope);
+    }
+}
+
 /* -------------------------------------------------------------------- MLA ---- */
 
 enum { MLA_HEADS = 8 };         /* heads that share loads of the latents */
@@ -134,6 +167,13 @@ typedef struct mla_tile {       /* the latents of one tile that a token sees */
     float        scale;
 } mla_tile;
 
+/* GCC would load it once more for every product; loads are what limits them. */
+#if defined(__GNUC__) && !defined(WE_SIMDE)
+#define IN_REGISTER(x) __asm__("" : "+v"(x))
+#else
+#define IN_REGISTER(x)
+#endif
+
 /* Columns [i, i + n), n <= 16. */
 EXPANDED void scores_step(const float *q, const float *c, size_t width, size_t i, size_t n, __m512 *sum,
                           const size_t n_heads, const size_t n_latents)
@@ -141,7 +181,8 @@ EXPANDED void scores_step(const float *q, const float *c, size_t width, size_t i
     __m512 c_x16[2];
     for (size_t k = 0; k < n_latents; k++) c_x16[k] = load_some(c + k * width + i, n);
     for (size_t h = 0; h < n_heads; h++) {
-        const __m512 q_x16 = load_some(q + h * width + i, n);
+        __m512 q_x16 = load_some(q + h * width + i, n);
+        IN_REGISTER(q_x16);
         for (size_t k = 0; k < n_latents; k++) sum[2 * h + k] = _mm512_fmadd_ps(q_x16, c_x16[k], sum[2 * h + k]);
     }
 }
@@ -168,16 +209,16 @@ EXPANDED void scores(const mla_tile *tile, const float *q, size_t s, float score
 /* Scores become weights relative to the new maximum; returns what earlier sums shrink by. */
 static float soften(float *score, size_t seen, float *largest, float *sum)
 {
-    float above = *largest, shrink;
-    for (size_t s = 0; s < seen; s++) above = score[s] > above ? score[s] : above;
+    __m512 most = _mm512_set1_ps(*largest), total = _mm512_setzero_ps();
     for (size_t s = seen; s % 16; s++) score[s] = -INFINITY;
-    __m512 total = _mm512_setzero_ps();
+    for (size_t s = 0; s < seen; s += 16) most = _mm512_max_ps(_mm512_loadu_ps(score + s), most);
+    const float above = largest_lane(most);
     for (size_t s = 0; s < seen; s += 16) {
         const __m512 p = exp_x16(_mm512_sub_ps(_mm512_loadu_ps(score + s), _mm512_set1_ps(above)));
         _mm512_storeu_ps(score + s, p);
         total = _mm512_add_ps(total, p);
     }
-    shrink = _mm512_cvtss_f32(exp_x16(_mm512_set1_ps(*largest - above)));
+    const float shrink = _mm512_cvtss_f32(exp_x16(_mm512_set1_ps(*largest - above)));
     *sum = *sum * shrink + sum_lanes(total);
     *largest = above;
     return shrink;
@@ -238,7 +279,7 @@ void we_avx512_mla(const we_mla_args *a)
         const char *block = (const char *)a->blocks[begin / WE_LATENT_TILE];
         mla_tile tile = {(const float *)(const void *)block, 0, width, a->r, a->scale};
         for (size_t s = 0; a->kv != WE_KV_F32 && s < we_min(WE_LATENT_TILE, end - begin); s++)
-            we_avx2.latent_load(decoded + s * width, block + s * latent_bytes, a->r, a->rope, a->kv);
+            we_avx512_latent_load(decoded + s * width, block + s * latent_bytes, a->r, a->rope, a->kv);
         if (a->kv != WE_KV_F32) tile.latents = decoded;
         for (size_t t = begin > a->position ? begin - a->position : 0; t < a->n; t++) {
             tile.seen = we_min(WE_LATENT_TILE, a->position + t + 1 - begin);

@@ -42,7 +42,7 @@ EXPANDED __m512 scaled(__m512i dot, __m512 activation, __m512 weight)
 
 /* ----------------------------------------------------- rows become lanes ---- */
 
-/* Within the quads of n vectors, fours of which are transposed: x[i + c] has rows i .. i + 3 of columns c, 4 + c, ... */
+/* Quads of four vectors at a time: x[i + c] becomes rows i .. i + 3 of columns c, 4 + c, 8 + c, 12 + c. */
 EXPANDED void transpose_quads(__m512i *x, const size_t n)
 {
     __m512i y[LANES];

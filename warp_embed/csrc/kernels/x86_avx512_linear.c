@@ -140,7 +140,7 @@ void we_avx512_matmul_float(const we_matrix *w, size_t row0, size_t row1, const 
 
 /* ------------------------------------------------- the transposed product ---- */
 
-/* y[0 .. 128) = sum over rows [row0, row1) of x[r - row0] times group g of the row, row after row; kind is a constant. */
+/* y[0 .. 128) = sum over rows [row0, row1) of x[r - row0] times group g, row after row; kind is a constant. */
 EXPANDED void group_t(const we_matrix *w, size_t row0, size_t row1, size_t g, const float *x, float *y, const int kind)
 {
     const size_t n_groups = we_n_groups(w), step = w->row_bytes;
