@@ -1,6 +1,6 @@
 /* Integer products of AVX2 and AVX-512: how rows, groups and tokens are walked. Included at the end of a level's own
  * header, which defines
- *   LANES, STREAMS = LANES / 2, PANEL_ROWS = 2 LANES, SPAN, TILE_TOKENS, TOKENS, GROUPS
+ *   LANES, STREAMS = LANES / 2, PANEL_ROWS = 2 LANES, SPAN, TILE_TOKENS, TOKENS, GROUPS, SOME_GROUPS
  *   ints, floats, half_ints         vectors of LANES int32, of LANES floats, of LANES / 2 int32
  *   sums_of_ints                    ints as a type of its own: GCC copies every sum that a loop carries in every round
  *                                   if it has the type of all integer vectors
