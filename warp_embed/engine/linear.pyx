@@ -126,7 +126,7 @@ cdef void run_products(Linear *L) noexcept nogil:
     if L.work < SERIAL_WORK:
         multiply_rows(L, 0, L.blocks, 0)
     else:
-        grain = L.blocks // (8 * L.pool_api.threads(L.pool))
+        grain = L.blocks // (16 * L.pool_api.threads(L.pool))
         L.pool_api.run(L.pool, multiply_rows, L, L.blocks, grain if grain > 0 else 1)
     L.n_jobs = 0
     L.blocks = 0
