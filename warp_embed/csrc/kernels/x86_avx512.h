@@ -32,6 +32,13 @@ void we_avx512_matmul_integer(const we_matrix *w, size_t row0, size_t row1, cons
 #define EXPANDED static inline __attribute__((always_inline))
 #endif
 
+/* x is to be a value in a register here, whatever GCC would rather do. */
+#if defined(__GNUC__) && !defined(WE_SIMDE)
+#define IN_REGISTER(x) __asm__("" : "+v"(x))
+#else
+#define IN_REGISTER(x)
+#endif
+
 WE_TARGET_PUSH(WE_AVX512)
 
 EXPANDED __mmask16 lanes_below(size_t n) { return (__mmask16)((1u << n) - 1); }

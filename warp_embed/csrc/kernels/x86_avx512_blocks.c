@@ -167,13 +167,6 @@ typedef struct mla_tile {       /* the latents of one tile that a token sees */
     float        scale;
 } mla_tile;
 
-/* GCC would load it once more for every product; loads are what limits them. */
-#if defined(__GNUC__) && !defined(WE_SIMDE)
-#define IN_REGISTER(x) __asm__("" : "+v"(x))
-#else
-#define IN_REGISTER(x)
-#endif
-
 /* Columns [i, i + n), n <= 16. */
 EXPANDED void scores_step(const float *q, const float *c, size_t width, size_t i, size_t n, __m512 *sum,
                           const size_t n_heads, const size_t n_latents)
@@ -182,7 +175,7 @@ EXPANDED void scores_step(const float *q, const float *c, size_t width, size_t i
     for (size_t k = 0; k < n_latents; k++) c_x16[k] = load_some(c + k * width + i, n);
     for (size_t h = 0; h < n_heads; h++) {
         __m512 q_x16 = load_some(q + h * width + i, n);
-        IN_REGISTER(q_x16);
+        IN_REGISTER(q_x16);             /* GCC would load it again for every product; loads are what limits them */
         for (size_t k = 0; k < n_latents; k++) sum[2 * h + k] = _mm512_fmadd_ps(q_x16, c_x16[k], sum[2 * h + k]);
     }
 }

@@ -19,13 +19,6 @@ typedef __m512i sums_of_ints;
 typedef int32_t sums_of_ints __attribute__((vector_size(64)));
 #endif
 
-/* GCC would add the products of an unrolled loop in another order, and keep most of them in memory until then. */
-#if defined(__GNUC__) && !defined(WE_SIMDE)
-#define IN_ORDER(sum) __asm__("" : "+v"(sum))
-#else
-#define IN_ORDER(sum)
-#endif
-
 EXPANDED __m512i load_bits(const void *p) { return _mm512_loadu_si512(p); }
 EXPANDED __m512 load_floats(const float *p) { return _mm512_loadu_ps(p); }
 EXPANDED void store_floats(float *p, __m512 x) { _mm512_storeu_ps(p, x); }
@@ -195,7 +188,7 @@ EXPANDED __m512i group_dots(const uint8_t *const rows[STREAMS], size_t at, const
                                       ? _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)from))
                                       : _mm256_loadu_si256((const __m256i *)(const void *)from);
             dot[i] = add_codes(dot[i], codes, q1, q2, kind);
-            IN_ORDER(dot[i]);
+            IN_REGISTER(dot[i]);        /* as IN_ORDER in x86_avx2_integer.h */
         }
     }
     return sums_of_halves(dot);

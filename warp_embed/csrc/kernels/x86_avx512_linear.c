@@ -143,8 +143,8 @@ void we_avx512_matmul_float(const we_matrix *w, size_t row0, size_t row1, const 
 /* y[0 .. 128) = sum over rows [row0, row1) of x[r - row0] times group g, row after row; kind is a constant. */
 EXPANDED void group_t(const we_matrix *w, size_t row0, size_t row1, size_t g, const float *x, float *y, const int kind)
 {
-    const size_t n_groups = we_n_groups(w), step = w->row_bytes;
-    const uint8_t *codes = (const uint8_t *)w->payload + row0 * step + g * (kind == WE_Q8G ? 128 : 64);
+    const size_t n_groups = we_n_groups(w), step = w->row_bytes, group_bytes = kind == WE_Q8G ? 128 : 64;
+    const uint8_t *codes = (const uint8_t *)w->payload + row0 * step + g * group_bytes;
     const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     __m512 sum[8];
     WE_UNROLL
@@ -152,8 +152,8 @@ EXPANDED void group_t(const we_matrix *w, size_t row0, size_t row1, size_t g, co
     for (size_t r = row0; r < row1; r++, codes += step) {
         const __m512 scale = _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(w->scales[r * n_groups + g])));
         const __m512 x_r = _mm512_set1_ps(x[r - row0]), table = _mm512_mul_ps(scale, values);
-        _mm_prefetch((const char *)codes + AHEAD_ROWS * step, _MM_HINT_T0);
-        _mm_prefetch((const char *)codes + AHEAD_ROWS * step + (kind == WE_Q8G ? 64 : 0), _MM_HINT_T0);
+        for (size_t b = 0; b < group_bytes; b += 64)
+            _mm_prefetch((const char *)codes + AHEAD_ROWS * step + b, _MM_HINT_T0);
         WE_UNROLL
         for (size_t i = 0; i < 8; i++) {
             const size_t at = kind == WE_Q8G ? 16 * i : i / 2 * 16;
